@@ -1,4 +1,4 @@
-"""Fixtures for every test: a real server, a connection to it, the key names."""
+"""Fixtures for every test: a real server, a connection to it, and the key names."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support import databases, optional, quick, servers, users
 from tests.support.proxy import FaultProxy
 
 HERE = Path(__file__).parent
-# Tests of whole daemons and fleets. With --quick, only the proofs of a promise run.
+# Tests of whole daemons and fleets. With --quick, only those that prove a promise run.
 SLOW = frozenset({"acceptance", "faults", "simulation", "soak", "spark"})
 MEMORY = Path("/dev/shm")
-THREAD_SECONDS = 10.0  # seconds in which a thread that a test started must end after the test
-LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # followed by all the others
+THREAD_SECONDS = 10.0  # seconds within which a thread that a test started must exit after the test
+LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # all other folders follow these
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,15 +55,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Background processes of a shell ignore these signals, and so would all processes of the tests.
+    # The background processes of a shell ignore these signals, and the tests' processes would
+    # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         _have_memory(config)
     else:
-        # A process of pytest-xdist has a thread that receives its tests. Python 3.15 may warn of
-        # it at each fork, depending on the nice value: it takes the space in the process title for
-        # the end of a field. `no_thread_is_left` and `process.spawn` check the threads of tests.
+        # A process of pytest-xdist has a thread that receives its tests. Depending on the nice
+        # value, Python 3.15 may therefore warn at each fork: it takes the space in the process
+        # title for the end of a field. Threads that tests start are checked by `no_thread_is_left`
+        # and `process.spawn`.
         config.addinivalue_line("filterwarnings", "ignore:.*use of fork.*:DeprecationWarning")
     if config.getoption("--acl"):
         users.enable()
@@ -80,7 +82,7 @@ def _have_memory(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exclude all imported and collected objects from garbage collection: they stay to the end."""
+    """Exclude imported and collected objects from garbage collection: they exist until the end."""
     gc.disable()
     try:
         return (yield)
@@ -93,7 +95,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skip a test module by name when a package that it imports is not installed."""
+    """Skip a test module, and name the reason, if a package that it imports is not installed."""
     report = yield
     call: pytest.CallInfo[object] | None = getattr(report, "call", None)
     if report.failed and call is not None and call.excinfo is not None:
@@ -112,8 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left = set(items).difference(chosen)
             config.hook.pytest_deselected(items=list(left))
             items[:] = chosen
-    # A Spark session leaves threads for good, and a process with threads must not fork as the
-    # supervisor does, which is the subject of most other tests.
+    # A Spark session leaves threads that never exit, and a process with threads must not fork as
+    # the supervisor does. Most other tests fork, so Spark's tests come last.
     items.sort(key=lambda item: (_folder(item.path) == "spark", _rank(item.path)))
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
@@ -121,8 +123,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
     """Return the tests in blocks, one per process, each with its share of the daemon tests.
 
-    Those are long and mostly wait. xdist gives each process one block. Some processes wait while
-    others compute, and all finish with short tests, which are easily moved.
+    Daemon tests are long and mostly wait. xdist gives each process one block. While some processes
+    wait, others compute. Each block ends with short tests, which xdist can easily move to another
+    process.
     """
     long = [item for item in items if _folder(item.path) in SLOW]
     short = [item for item in items if _folder(item.path) not in SLOW]
@@ -142,7 +145,7 @@ def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
 
 @cache
 def _folder(path: Path) -> str:
-    """Return the folder of tests/ that contains a test, '' outside."""
+    """Return the folder of tests/ that contains a test, or '' for a test outside of it."""
     return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
 
 
@@ -153,13 +156,13 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def _is_property(item: pytest.Item) -> bool:
-    """Return True if hypothesis makes the examples of a test."""
+    """Return True if hypothesis generates the examples of a test."""
     return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
 @cache
 def _rank(path: Path) -> int:
-    """Return the folder's place in the order that keeps several processes busy to the end."""
+    """Return the position of a test's folder in an order that keeps all processes busy."""
     folder = _folder(path)
     return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
@@ -171,7 +174,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
-    """The server shared by the tests of this process. Never stop it: see `fresh_server`."""
+    """The server that all tests of this process share. Never stop it: use `fresh_server`."""
     started = servers.require(servers.start, request.config.getoption("--server"))
     yield started
     started.close()
@@ -179,7 +182,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
 
 @pytest.fixture
 def process_server(server: servers.Server) -> servers.ProcessServer:
-    """The shared server, when its process and its socket are accessible."""
+    """The shared server, if its process and its socket are accessible."""
     if not isinstance(server, servers.ProcessServer):
         pytest.skip("needs the server's socket")
     return server
@@ -203,7 +206,7 @@ def binary(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., servers.ProcessServer]]:
-    """Start private servers of this test: `new_server(aof=True, tcp=True)`."""
+    """Start private servers for this test: `new_server(aof=True, tcp=True)`."""
     word = request.config.getoption("--server")
     started: list[servers.Server] = []
 
@@ -222,7 +225,7 @@ def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., servers
 
 @pytest.fixture
 def fresh_server(new_server: Callable[..., servers.ProcessServer]) -> servers.ProcessServer:
-    """A private server with an append-only file: to pause, kill and restart."""
+    """A private server with an append-only file, which a test may pause, kill and restart."""
     return new_server(aof=True)
 
 
@@ -237,7 +240,7 @@ def link(server: servers.Server) -> Iterator[Connection]:
 
 @pytest.fixture
 def new_link(server: servers.Server) -> Iterator[Callable[..., Connection]]:
-    """Make more connections to the shared server: `new_link(name="other", timeout=1.0)`."""
+    """Open more connections to the shared server: `new_link(name="other", timeout=1.0)`."""
     made: list[Connection] = []
 
     def make(*, name: str = "test:more", timeout: float = 10.0) -> Connection:
@@ -251,7 +254,10 @@ def new_link(server: servers.Server) -> Iterator[Callable[..., Connection]]:
 
 @pytest.fixture(scope="session")
 def new_database_server() -> Iterator[Callable[[str], databases.DatabaseServer]]:
-    """Return the shared server of a dialect, started at its first use. Never stop it."""
+    """Return a function that returns the shared server of a dialect.
+
+    The server starts when it is first used. Never stop it.
+    """
     started: dict[str, databases.DatabaseServer] = {}
 
     def start(dialect: str) -> databases.DatabaseServer:
@@ -275,7 +281,7 @@ def database_server(
 
 @pytest.fixture
 def database_url(database_server: databases.DatabaseServer) -> str:
-    """The URL of an empty database of this test, in each dialect in turn."""
+    """The URL of an empty database for this test, in each dialect in turn."""
     return database_server.new()
 
 
@@ -287,13 +293,13 @@ def keys() -> Keys:
 
 @pytest.fixture
 def store(link: Connection, keys: Keys) -> Store:
-    """The shared server, emptied first, with the default names."""
+    """A store on the shared server, which is emptied first, with the default key names."""
     return Store(link, keys)
 
 
 @pytest.fixture
 def state_dir() -> Iterator[Path]:
-    """A folder with a path short enough for a socket, unlike some `tmp_path`."""
+    """A folder whose path is short enough for a socket, which the path of `tmp_path` may not be."""
     folder = Path(tempfile.mkdtemp(prefix="sqe-"))
     yield folder
     shutil.rmtree(folder)
@@ -301,10 +307,11 @@ def state_dir() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """Fail if a test leaves a thread: a process with threads must not fork, so others would fail.
+    """Fail if a test leaves a thread, because later tests must be able to fork.
 
-    The threads of Rust libraries (deltalake, Polars) that called Python once stay listed forever,
-    so they are removed from the list. No process of the product that forks loads such a library.
+    A process with threads must not fork. If a thread of a Rust library (deltalake, Polars) has ever
+    called Python, it stays listed forever, so such threads are removed from the list. No process of
+    the product that forks loads such a library.
     """
     for each in threading.enumerate():
         if isinstance(each, threading._DummyThread):

@@ -23,7 +23,7 @@ def new_daemon(server: Server, link: Connection, tmp_path: Path) -> Iterator[Cal
 
 @pytest.fixture
 def chance(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers from a printed seed, equal in every run unless TEST_SEED is set."""
+    """A random generator with a printed seed, which is always the same unless TEST_SEED is set."""
     seed = f"{os.environ.get('TEST_SEED', '1')} {request.node.name}"
     print(f"seed: {seed!r}")
     return random.Random(seed)

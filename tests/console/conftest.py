@@ -1,6 +1,6 @@
 """Fixtures of the console: a fleet of two groups, consoles, and pages of a real browser.
 
-The event loop of playwright runs in the thread of the tests.
+The event loop of playwright runs in the tests' thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Browse = Callable[..., Any]
 
 
 def pytest_runtest_setup() -> None:
-    """Skip the tests of this folder by name where its packages are not installed."""
+    """Skip the tests of this folder by name if the packages that they need are not installed."""
     for package in ("uvicorn", "starlette", "jinja2", "playwright"):
         optional.skip_without(package)
 
@@ -32,8 +32,8 @@ def pytest_runtest_setup() -> None:
 def browser() -> Iterator[Any]:
     """Debian's chromium, with its driver.
 
-    A thread waits for the driver. It must exit with this module, because a process with threads
-    cannot fork the workers of other tests.
+    A thread waits for the driver. This thread must exit with this module, because a process with
+    threads cannot fork the workers of other tests.
     """
     from playwright.sync_api import sync_playwright
 
@@ -69,7 +69,7 @@ def running_fleet(
 def fleet(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Daemon]:
-    """A running daemon of this module: topic orders, groups bill and ship, two partitions.
+    """A running daemon for this module: topic orders, groups bill and ship, and two partitions.
 
     Its server is private. Tests that stop or empty a server start their own.
     """
@@ -90,14 +90,14 @@ def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def console(fleet: Daemon, users_file: Path) -> Iterator[ConsoleProcess]:
-    """A console of this module, in which the people of `users_file` log in."""
+    """A console for this module, to which the people of `users_file` can log in."""
     with ConsoleProcess(fleet.config_path, "--users", str(users_file)) as started:
         yield started
 
 
 @pytest.fixture
 def new_console() -> Iterator[Callable[..., ConsoleProcess]]:
-    """Start consoles of a daemon's configuration: `new_console(daemon, "--read-only")`."""
+    """Start consoles with the configuration of a daemon: `new_console(daemon, "--read-only")`."""
     with contextlib.ExitStack() as made:
         yield lambda daemon, *arguments: made.enter_context(
             ConsoleProcess(daemon.config_path, *arguments)
@@ -105,7 +105,7 @@ def new_console() -> Iterator[Callable[..., ConsoleProcess]]:
 
 
 def log_in(context: Any, console: ConsoleProcess, name: str) -> None:
-    """Log in a person of `users_file`, in a context of the browser."""
+    """Log in a person of `users_file` in a browser context."""
     answer = context.request.post(
         f"{console.url}login",
         form={"name": name, "password": PASSWORD},
@@ -126,7 +126,7 @@ def open_page(
     height: int = 900,
     dark: bool = False,
 ) -> Any:
-    """Return a page in a context of its own, which `opened` closes. The person is logged in."""
+    """Return a page in its own context with the person logged in. `opened` closes the context."""
     context = browser.new_context(
         java_script_enabled=javascript,
         viewport={"width": width, "height": height},
@@ -144,7 +144,8 @@ def open_page(
 def browse(browser: Any) -> Iterator[Browse]:
     """Open pages: `browse(console, "anna", javascript=False, width=360, dark=True)`.
 
-    The person is logged in ('' for an anonymous visitor). `page.seen` is watched.
+    The person is logged in. Pass '' for an anonymous visitor. `page.seen` records what happens on
+    the page.
     """
     with contextlib.ExitStack() as opened:
 
@@ -158,7 +159,7 @@ def browse(browser: Any) -> Iterator[Browse]:
 
 @pytest.fixture(scope="module")
 def pages(browser: Any) -> Iterator[Browse]:
-    """Return a page of this module, one for each console, person and kind. '' is anonymous."""
+    """Return a page of this module for each console, person and kind. '' means anonymous."""
     known: dict[tuple[object, ...], Any] = {}
     with contextlib.ExitStack() as opened:
 
@@ -173,10 +174,11 @@ def pages(browser: Any) -> Iterator[Browse]:
 
 @pytest.fixture
 def tab(pages: Browse) -> Iterator[Browse]:
-    """Return a page like `browse`. Earlier tests of the module may have used it.
+    """Return a page as `browse` does. Earlier tests of the module may have used the same page.
 
-    Opening another page costs four times as much CPU as opening a view in it. `page.seen` is of
-    this test. Pass only consoles that run until the module ends, because ports are reused.
+    Opening another page costs four times as much CPU as opening a view in an existing page.
+    `page.seen` contains only events of this test. Pass only consoles that run until the module
+    ends, because their ports are reused.
     """
     with contextlib.ExitStack() as visits:
 

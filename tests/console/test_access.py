@@ -1,4 +1,4 @@
-"""Logins, roles, and requests from other sites, without a browser."""
+"""Logins, roles, and requests from other sites, tested without a browser."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass
 class Client:
-    """A client that sends the given requests and keeps cookies."""
+    """A client that sends requests and keeps cookies."""
 
     port: int
     cookies: dict[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def logged_in(console: ConsoleProcess, name: str) -> Client:
 
 
 def test_every_route_has_a_role():
-    """test_every_view checks that a viewer gets 403 for all others."""
+    """Every route has a role, and test_every_view checks that a viewer gets 403 for all others."""
     assert {each.role for each in ACTS} <= {Role.OPERATOR, Role.ADMIN}
     names = [each.name for each in (*VIEWS, *ACTS)]
     assert len(names) == len(set(names))
@@ -104,7 +104,7 @@ def test_login_link_token_works_once(fleet, new_console):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_console_with_exit_code_0(fleet, new_console, number):
-    """It stops even with an open stream, which would last for hours."""
+    """The console stops even while a stream is open that would last for hours."""
     console = new_console(fleet)
     client = Client(console.port)
     client.get(f"/?{console.link.partition('?')[2]}")
@@ -118,7 +118,7 @@ def test_signal_stops_the_console_with_exit_code_0(fleet, new_console, number):
 
 
 def test_bind_listens_only_on_the_given_address(fleet, new_console):
-    console = new_console(fleet, "--bind", "127.0.0.2:9466")  # `--port 0` is added
+    console = new_console(fleet, "--bind", "127.0.0.2:9466")  # the helper adds `--port 0`
 
     found = re.fullmatch(
         r"console: http://127\.0\.0\.2:(\d+)/\?token=[\w-]{32}", console.first_line
@@ -133,7 +133,7 @@ def test_bind_listens_only_on_the_given_address(fleet, new_console):
 
 
 def test_sigterm_after_the_first_line_stops_the_console(fleet, new_console):
-    """A signal between this line and the start of the server must not be lost."""
+    """A signal between this line and the start of the server stops the console."""
     assert new_console(fleet).stop(signal.SIGTERM) == 0
 
 
@@ -173,7 +173,7 @@ POLICY = {
 
 
 def test_every_response_has_security_headers(console, fleet):
-    """The test checks each kind of page, and each entry of the registry."""
+    """Every kind of page and each entry of the registry is sent with the security headers."""
     client = logged_in(console, "anna")
     letter = dead_letters.messages(fleet.store, "orders").page(limit=1).rows[0]
     entries = [each.example or each.path for each in (*VIEWS, *ACTS)]
@@ -263,14 +263,14 @@ def test_proxy_user_header_requires_a_trusted_proxy(fleet, new_console):
     assert "petra" in found.text
     assert Client(trusted.port).get("/").status == 401
     assert Client(strict.port).get("/", **{"X-Forwarded-User": "petra"}).status == 401
-    # The role of an unknown name is console.proxy_role.
+    # A name that is not listed gets the role of console.proxy_role.
     answer = Client(trusted.port).post(PAUSE, {}, OWN | {"X-Forwarded-User": "petra"})
     assert answer.status == 403
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "10.9.8.7"])
 def test_cookie_is_secure_over_https_to_a_named_proxy(fleet, users_file, new_console, peer):
-    """The header of any other peer is ignored."""
+    """The console ignores the header if it comes from a peer that is not the named proxy."""
     console = new_console(
         fleet, "--users", str(users_file),
         "--proxy-header", "X-Forwarded-User", "--proxy-from", peer,
@@ -284,7 +284,7 @@ def test_cookie_is_secure_over_https_to_a_named_proxy(fleet, users_file, new_con
     rest = answer.headers["set-cookie"].removeprefix(f"{name}={value}")
     if peer == "127.0.0.1":
         assert name == f"__Host-streamqd-{console.port}"
-        assert rest == "; Path=/; HttpOnly; SameSite=Strict; Secure"  # there is no Domain
+        assert rest == "; Path=/; HttpOnly; SameSite=Strict; Secure"  # no Domain is set
     else:
         assert name == f"streamqd-{console.port}"
         assert rest == "; Path=/; HttpOnly; SameSite=Strict"
@@ -356,7 +356,7 @@ def test_double_click_acts_once_and_is_audited(fleet, console):
     assert "otto (console)" in text
     assert "a test" in text
     assert "paused" in client.get("/?done=double").text
-    # The result belongs to the person who asked for it.
+    # The result belongs to the person who requested it.
     assert (
         "All partitions of orders/bill: paused"
         not in logged_in(console, "anna").get("/?done=double").text

@@ -1,8 +1,9 @@
-"""Every act has its stated effect once, and the audit log names the person. Without a browser.
+"""Every act has its stated effect exactly once, and the audit log names the person.
 
-Each act runs in its own fleet, which has one of everything. The form of an act is filled from
-its URL and sent as it is. A new act needs a row in `COMMANDS`, the command that is audited, and in
-`AFTER`, its effect. If it needs a state or values first, add them to `BEFORE` and `QUERY`.
+The tests use no browser. Each act runs in its own fleet, which has one of everything. The form of
+an act is filled in from its URL and sent unchanged. A new act needs a row in `COMMANDS`, which
+names the audited command, and one in `AFTER`, which states its effect. If the act needs a certain
+state or certain values first, add them to `BEFORE` and `QUERY`.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ every_act = pytest.mark.parametrize("act", ACTS, ids=[each.name for each in ACTS
 
 @dataclass
 class Busy:
-    """A fleet with a retry, a dead letter and a delayed send of each group, and its console.
+    """A fleet where each group has a retry, a dead letter and a delayed send, and its console.
 
-    `failed` is the uid of the message that waits for its retry, `job` the id of a started job,
-    `users` its users file.
+    `failed` is the uid of the message that waits for its retry. `job` is the id of a started job.
+    `users` is the users file of the console.
     """
 
     daemon: Daemon
@@ -72,7 +73,7 @@ class Busy:
         return Fleet(self.store, "default", 60.0)
 
     def path(self, path: str) -> str:
-        """Return a path with a dead letter, a message and a job of this fleet."""
+        """Return a path that names a dead letter, a message and a job of this fleet."""
         letter = next(each for each in letters(self) if each.group == "bill").id
         path = path.replace("DEAD_LETTER", letter).replace("UID", self.failed)
         return path.replace("JOB", self.job)
@@ -80,7 +81,7 @@ class Busy:
 
 @pytest.fixture
 def busy(new_server, tmp_path: Path, users_file: Path):
-    """A fleet of this test."""
+    """A fleet for this test."""
     with daemons(tmp_path, new_server(aof=False).url) as make:
         retried = {"backoff": HOUR, "max_attempts": 5}
         daemon = make(partitions=2, groups=("bill", "ship"), consumer=retried)
@@ -118,7 +119,7 @@ def read_messages(busy: Busy) -> list[Any]:
 
 
 def list_directives(busy: Busy) -> list[tuple[str, str, str]]:
-    """Return kind, target and author of the directives."""
+    """Return the kind, target and author of each directive."""
     return [(each.kind, each.target, each.by) for each in directives.view(busy.there).directives]
 
 
@@ -128,7 +129,7 @@ def drain_instance(busy: Busy) -> None:
 
 
 def start_job(busy: Busy) -> None:
-    """As otto, start a replay that takes minutes."""
+    """Log in as otto and start a replay that takes minutes."""
     client = logged_in(busy.console, "otto")
     values = {"rate": "0.01", "group": "bill"}
     busy.job = act_on(busy, client, "/topics/orders/dead-replay", values)[1].rpartition("/")[2]
@@ -145,7 +146,7 @@ def stop_group(busy: Busy) -> None:
 
 
 def configure_more_partitions(busy: Busy) -> None:
-    """Write four partitions into the configuration, and start another console with it."""
+    """Configure four partitions, and start another console with this configuration."""
     busy.daemon.write_config(topics={TOPIC: {"partitions": 4}})
     busy.console.close()
     busy.console = ConsoleProcess(busy.daemon.config_path, "--users", str(busy.users))
@@ -258,7 +259,7 @@ def page(busy: Busy, path: str) -> str:
 
 
 class ActForm(HTMLParser):
-    """The values that the form of an act shows, and the name that it wants typed."""
+    """The values that an act's form shows, and the name that the user must type to confirm it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -303,7 +304,7 @@ class ActForm(HTMLParser):
 def act_on(
     busy: Busy, client: Client, path: str, values: dict[str, str], submit: str = ""
 ) -> tuple[int, str]:
-    """Open a form, send it twice as a double click does, and return the status and the target."""
+    """Open a form and send it twice, as a double click does. Return the status and the target."""
     whole = f"{path}{'&' if '?' in path else '?'}{urlencode(values)}" if values else path
     shown = client.get(whole)
     assert shown.status == 200, shown.text
@@ -340,7 +341,7 @@ def test_act_changes_once_and_is_audited(busy: Busy, act: Act):
 
 
 def test_change_without_effect_is_not_audited(busy: Busy):
-    """A form whose act a colleague has already done is such a change."""
+    """A form that changes nothing, because a colleague was faster, is not audited."""
     client = logged_in(busy.console, "anna")
     shown = client.get("/groups/orders/bill/resume").text
     form = ActForm(shown)
@@ -351,7 +352,7 @@ def test_change_without_effect_is_not_audited(busy: Busy):
 
 
 def test_acts_are_offered_only_to_their_roles(busy: Busy):
-    """The test checks three states of the fleet, because some buttons exclude each other."""
+    """Buttons follow the role in three states of the fleet, because some exclude each other."""
     start_job(busy)
     offered = {name: linked_acts(busy, name) for name in ("anna", "otto", "vera")}
     directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test")
@@ -372,7 +373,7 @@ def test_acts_are_offered_only_to_their_roles(busy: Busy):
 
 
 def linked_acts(busy: Busy, name: str) -> set[str]:
-    """Return the acts that a view links to, or sends with a form."""
+    """Return the acts that a view links to or submits with a form."""
     client = logged_in(busy.console, name)
     found = set()
     for view in VIEWS:

@@ -1,4 +1,4 @@
-"""Changes of groups, topics and owners, and the pages that show them."""
+"""Changes of groups, topics and owners, and the pages that show these changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fleet_view(fleet) -> Fleet:
 
 
 def act(console, name: str, path: str, **fields: str):
-    """Confirm a form as a person, and return the answer."""
+    """Confirm a form as the given person, and return the answer."""
     form = {key.replace("_", "-"): value for key, value in fields.items()}
     form["request-id"] = str(next(NUMBERS))
     return client(console, name).post(path, form, OWN)
@@ -46,14 +46,14 @@ def get_page(console, path: str, name: str = "anna") -> str:
 
 
 def audit_entries(fleet, command: str, topic: str = TOPIC) -> list[audit.AuditEntry]:
-    """Return the entries of a command in the audit log, the latest first."""
+    """Return the audit log's entries for a command, the latest first."""
     found = audit.page(fleet.store, topic, limit=50).entries
     return [each for each in found if each.command == command]
 
 
 @pytest.fixture
 def stopped_group(fleet, fleet_view):
-    """Stop the group bill, without an owner, and start it again at the end."""
+    """Stop the group bill, which then has no owner, and start it again after the test."""
     directives.stop(fleet_view, TOPIC, "bill", "a test")
     wait_until(lambda: not directives.not_stopped(fleet_view, TOPIC, "bill"), timeout=30)
     yield
@@ -139,7 +139,7 @@ def test_fleet_page_lists_reloads_of_all_instances(console, fleet, fleet_view):
     url = fleet.tables["redis"]["url"]
     with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-3") as two:
         wait_until(lambda: 'id="i-web-3"' in get_page(console, "/fleet"))
-        two.signal(signal.SIGSTOP)  # its heartbeat is fresh for seconds
+        two.signal(signal.SIGSTOP)  # its heartbeat stays fresh for seconds
         try:
             directives.reload(fleet_view, "web-3", "prices")
             wait_until(lambda: 'id="r-web-3"' in get_page(console, "/fleet?limit=1&from=1"))
@@ -197,7 +197,7 @@ def test_topic_page_names_the_group_that_holds_the_floor(console, fleet, fleet_v
 
 
 def setting_cells(text: str, name: str) -> str:
-    """Return the cells of a setting, without markup."""
+    """Return the cells in a setting's row, without markup."""
     [row] = re.findall(rf'<tr><th scope="row">{re.escape(name)}</th>(.*?)</tr>', text, re.DOTALL)
     return " ".join(re.sub(r"<[^>]*>", " ", row).split())
 
@@ -274,7 +274,7 @@ def test_live_view_sorts_filters_and_pages(console, fleet):
 
 
 def search_parameters(text: str) -> dict[str, str]:
-    """Return the parameters that the search form of a page sends with its text."""
+    """Return the parameters that a page's search form sends along with its text."""
     [form] = re.findall(r'<form class="search".*?</form>', text, re.DOTALL)
     return dict(re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form))
 
@@ -336,7 +336,7 @@ def test_growth_continues_only_to_its_own_count(console, fleet):
 
 
 def test_admin_deletes_a_group_by_its_name(console, fleet):
-    """No configuration names this group, because a daemon would create such a group again."""
+    """An admin deletes a group that is in no configuration. A daemon would recreate others."""
     count = topics.partition_count(fleet.store, TOPIC)
     for number in range(count):
         stream = fleet.store.keys.stream(TOPIC, number)
@@ -354,7 +354,7 @@ def test_admin_deletes_a_group_by_its_name(console, fleet):
 
 
 def test_unread_retry_is_discarded_only_on_request(console, fleet):
-    """A due retry is in the retry stream of its group, until a worker reads it."""
+    """A due retry waits in its group's stream until a worker reads it, and blocks a delete."""
     keys, link = fleet.store.keys, fleet.link
     link.execute("XGROUP", "CREATE", keys.stream(TOPIC, 0), "old", "$")
     retries = keys.retry_stream(TOPIC, 0, "old")

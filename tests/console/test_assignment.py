@@ -1,4 +1,4 @@
-"""The page of an assignment: the stack of its worker on demand, and its last owners."""
+"""The page of an assignment shows its worker's stack on demand, and its most recent owners."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = f"topics/{TOPIC}/partitions/0/bill"
 
 @pytest.fixture
 def no_stack(fleet: Daemon) -> Iterator[None]:
-    """Remove the stacks and requests of this test."""
+    """Remove the stacks and the stack requests of this test."""
     yield
     fleet.link.execute("DEL", fleet.keys.stack(*ASSIGNMENT), fleet.keys.directives("default"))
 
@@ -77,7 +77,7 @@ def test_viewer_reads_but_cannot_request_a_stack(
     page.goto(console.url + PAGE)
     text = page.inner_text("#stack")
     assert "line of a stack" in text
-    assert "outdated" in text  # the stack is of another epoch
+    assert "outdated" in text  # the stack belongs to another epoch
     assert "The epoch is now" in text
     assert page.locator("text=Request stack trace").count() == 0
     assert f"streamqd why {ASSIGNMENT}" in page.inner_text("main")

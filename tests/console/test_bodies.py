@@ -1,4 +1,4 @@
-"""Bodies as shown to people: exact, masked or hidden."""
+"""People see message bodies exact, masked or hidden."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Searches stop at their budgets and print how many messages they examined. No browser.
+"""Searches stop at their budgets and print how many messages they examined.
 
-The tests reduce the budgets.
+The tests use no browser, and reduce the budgets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANNA = Person("anna", Role.ADMIN, "show")
 
 @pytest.fixture(scope="module")
 def settings(fleet):
-    """The settings of a console. Topic plenty has 5,000 messages."""
+    """The settings of a console for a topic `plenty` that has 5,000 messages."""
     found = config.load(fleet.config_path)
     topics.create(fleet.store, MANY, config.Topic(partitions=2))
     with Producer(settings=found) as producer:
@@ -39,7 +39,7 @@ def settings(fleet):
 
 @pytest.fixture
 def desk(settings):
-    """Yield the desk with which a view reads Redis."""
+    """Yield the desk through which a view reads Redis."""
     backend = Backend(settings, find_in_archive)
     with backend.own_desk() as opened:
         yield opened
@@ -47,7 +47,7 @@ def desk(settings):
 
 
 def render_view(settings, view: str, visit: Visit, context) -> str:
-    """Return the page of a view with the answer of a visit."""
+    """Return the page that a view renders for a visit."""
     [found] = [each for each in VIEWS if each.name == view]
     common = {"view": found, "title": found.title, **visit.path, "visit": visit, **context}
     return Pages(settings, VIEWS, ACTS, DOWNLOADS).page(f"{view}.html", ANNA, "/", **common)
@@ -56,7 +56,7 @@ def render_view(settings, view: str, visit: Visit, context) -> str:
 @pytest.mark.parametrize(
     ("budget", "seconds", "looked"),
     [
-        (700, 60.0, 700),  # the second piece is only a part
+        (700, 60.0, 700),  # only part of the second piece is read
         (1_000_000, 60.0, COUNT),
         (1_000_000, 0.0, messages.PIECE),  # the time is up after the first piece
     ],

@@ -36,7 +36,7 @@ def letters(fleet, **choice):
 
 @pytest.fixture
 def dead_letter_messages(fleet):
-    """Dead-letter messages in both groups with a cause of this test. Return the letters of bill."""
+    """Make messages fail in both groups with a cause of this test. Return bill's dead letters."""
     numbers = itertools.count(1)
 
     def make(count, payload="dead", **more):
@@ -180,7 +180,7 @@ def test_typed_name_is_asked_only_after_the_dry_run(console, tab, dead_letter_me
 
 def test_large_replay_requires_the_topic_name(console, tab, fleet):
     with Producer(settings=config.load(fleet.config_path)) as producer:
-        for _ in range(501):  # dead in both groups
+        for _ in range(501):  # dead-lettered in both groups
             producer.send(TOPIC, "dead", key="many")
     many = MessageFilter(key=b"many")
     wait_until(lambda: dead_letters.count(fleet.store, TOPIC, many) == 1_002, timeout=30)
@@ -280,7 +280,7 @@ def test_export_is_complete_and_stops_with_its_download(console, tab, fleet):
 
 
 def test_group_page_names_the_cause_if_all_messages_die(console, tab, fleet):
-    """The messages do not wait, so the group has no lag and no retries."""
+    """The page of a group names the cause if all messages die, so that there is no lag or retry."""
     page = tab(console)
     page.goto(console.url)
     text = "of the runs of orders/0/bill fail, and the messages are dead-lettered"

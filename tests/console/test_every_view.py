@@ -1,4 +1,4 @@
-"""Promises of every view of the console, in a real browser. A new entry is tested automatically."""
+"""Check the promises of every view in a real browser. New views are covered automatically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamqd.console.views import ACTS, VIEWS  # noqa: E402
 from streamqd.store.directives import Scope  # noqa: E402
 from tests.console.test_access import OWN, logged_in  # noqa: E402
 
-# In an SVG image, the `href` of a link is an object.
+# In an SVG image, a link's `href` is an object.
 LINKS = (
     "a => a.map(e => e.action || (e.href.baseVal ?? e.href)).map(u => new URL(u, location).href)"
 )
@@ -34,7 +34,7 @@ ENTRIES = [*VIEWS, *ACTS]
 ACT_PATHS = [each.example or each.path for each in ACTS]
 PATHS = [each.example or each.path for each in ENTRIES]
 every_act = pytest.mark.parametrize("act", ACTS, ids=[each.name for each in ACTS])
-# `make test` opens the views once. The forms and the other checks of the views are slow.
+# `make test` opens each view once. The forms and the other checks of the views are slow.
 every_path = pytest.mark.parametrize(
     "path",
     [pytest.param(each, marks=[pytest.mark.slow] * (each in ACT_PATHS)) for each in PATHS],
@@ -43,7 +43,7 @@ every_path = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def fill_path(fleet):
-    """Return a path without its first slash, with a letter, a message and a job of the fleet."""
+    """Return a path without its first slash that names a letter, a message and a job."""
     letter = dead_letters.messages(fleet.store, TOPIC).page(limit=1).rows[0].id
     message = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
     uid = f"{TOPIC}/{message.partition}/{message.id}"
@@ -66,7 +66,7 @@ def fill_path(fleet):
 
 
 def replay_letter(console: ConsoleProcess, letter: str) -> str:
-    """Replay a dead letter, and return the id of the job once it has finished."""
+    """Replay a dead letter. Return the id of the job once the job has finished."""
     client, root = logged_in(console, "otto"), urlsplit(console.url).path
     form = {"request-id": letter, "id": letter, "typed-name": TOPIC}
     answer = client.post(f"{root}topics/{TOPIC}/dead-replay", form, OWN)
@@ -85,7 +85,7 @@ def test_every_entry_has_an_openable_path():
 
 @pytest.fixture
 def visit(tab):
-    """Open a path, and return the page and the answer: `visit(console, path, "vera")`."""
+    """Open a path, and return the page and the response: `visit(console, path, "vera")`."""
 
     def make(console, path, name="anna", *, javascript=True):
         page = tab(console, name, javascript=javascript, width=360, height=800)
@@ -104,7 +104,7 @@ def test_views_load_locally_and_fit_360_px(console, visit, path, fill_path):
     assert answer.status == 200, page.inner_text("main")
     assert page.inner_text("h1, h2")
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert page.seen.errors == []  # violations of the policy are among them
+    assert page.seen.errors == []  # violations of the policy are among the errors
     assert page.seen.dialogs == []
     hosts = {urlsplit(each).netloc for each in page.seen.requests}
     assert hosts == {f"127.0.0.1:{console.port}"}
@@ -118,7 +118,7 @@ def test_every_view_passes_axe_in_both_color_schemes(console, visit, path, fill_
 
 
 def assert_accessible(page) -> None:
-    """Fail if axe finds something serious. The dark scheme changes only colors."""
+    """Fail if axe finds a serious problem. The dark scheme differs only in its colors."""
     page.evaluate(AXE.read_text())  # the policy of the page forbids a script element
     for scheme, options in (("light", {}), ("dark", DARK)):
         page.emulate_media(color_scheme=scheme)
@@ -129,7 +129,7 @@ def assert_accessible(page) -> None:
 
 @pytest.fixture(scope="module")
 def console_without_redis(tmp_path_factory, users_file):
-    """A console whose Redis is unreachable."""
+    """A console that cannot reach its Redis."""
     path = tmp_path_factory.mktemp("away") / "away.toml"
     path.write_text(toml({"redis": {"url": "redis://127.0.0.1:1/0"}}))
     with ConsoleProcess(path, "--users", str(users_file)) as started:
@@ -161,7 +161,7 @@ def test_pages_without_a_view_are_accessible(
     assert (answer.status, page.inner_text("h1")) == (status, title)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     assert page.seen.dialogs == []
-    # Chromium writes the status of a page into its console, which is not an error of the page.
+    # Chromium logs a page's status to its console, although this is not an error of the page.
     assert [each for each in page.seen.errors if f"status of {status}" not in each] == []
     if javascript:
         assert_accessible(page)
@@ -200,7 +200,7 @@ def test_viewer_gets_403_for_every_post(console, act, fill_path):
 
 @pytest.fixture(scope="module")
 def prefixed_console(fleet, users_file):
-    """A console below /q/."""
+    """A console that is served below /q/."""
     with ConsoleProcess(
         fleet.config_path, "--users", str(users_file), "--prefix", "/q/"
     ) as started:
@@ -224,7 +224,7 @@ def test_views_work_below_a_path_prefix(prefixed_console, visit, path, fill_path
 
 @pytest.mark.slow
 def test_login_and_live_stream_work_below_a_prefix(prefixed_console, browse, fleet):
-    """A visitor is sent to the login form, pauses a group and logs out."""
+    """Below a prefix, a visitor is sent to the login form, pauses a group and logs out."""
     page = browse(prefixed_console, "")
     page.goto(f"{prefixed_console.url}topics/{TOPIC}?group=bill")
     assert urlsplit(page.url).path == "/q/login"

@@ -1,4 +1,4 @@
-"""The history: trends and charts come from Redis, summed over instances, and read once."""
+"""Trends and charts show the history in Redis, summed over instances and read only once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def append(
     store, fleet: str, instance: str, until: int, acked: int, lag: int = 0,
     *, measured: int = 1, seconds: float = 60.0, pair=PAIR,
 ) -> None:  # fmt: skip
-    """Append an entry with the ID that it would have had at its time."""
+    """Append an entry with the ID that it would have been given at its time."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": acked, "acked": acked}
     row = HistoryRow(*pair, None, "", counts, lag, 0, {10: acked} if acked else {})
     history.append(
@@ -47,7 +47,7 @@ def append(
 
 @pytest.fixture
 def past_entries(fleet):
-    """Two instances wrote at the start of each of the last 120 minutes, except the last one."""
+    """Entries of two instances at the start of each of the last 120 minutes but the last."""
     store, now = fleet.store, server_time(fleet.store)
     name = "past"
     store.execute("DEL", store.keys.history(name))
@@ -67,7 +67,7 @@ def test_sparklines_sum_the_instances_of_a_minute(past_entries):
 
 @pytest.mark.parametrize("seconds", [18, 45])
 def test_housekeeper_stopped_within_a_minute_adds_no_lag(past_entries, seconds):
-    """`a` stops and starts again, and adds a separate entry after `seconds`."""
+    """Instance `a` stops and starts again, and writes a separate entry after `seconds`."""
     store, name, now = past_entries
     begun = (now // MINUTE_MS - 1) * MINUTE_MS
     store.execute("DEL", store.keys.history(name))
@@ -87,7 +87,7 @@ def test_housekeeper_stopped_within_a_minute_adds_no_lag(past_entries, seconds):
 
 
 def test_history_entry_of_several_minutes_is_averaged(past_entries):
-    """Redis was unavailable, or the housekeeper was delayed."""
+    """An entry covers several minutes if Redis was unavailable or the housekeeper was delayed."""
     store, name, now = past_entries
     store.execute("DEL", store.keys.history(name))
     append(store, name, "a", now // MINUTE_MS * MINUTE_MS + 200, acked=900, lag=5, seconds=180.2)
@@ -100,7 +100,7 @@ def test_history_entry_of_several_minutes_is_averaged(past_entries):
 
 
 def test_group_without_an_owner_has_no_lag(past_entries):
-    """Another group keeps its owner, so the minutes are covered."""
+    """A group that lost its owner has no lag in minutes that another group's owner covers."""
     store, name, now = past_entries
     store.execute("DEL", store.keys.history(name))
     first = now // MINUTE_MS - 4
@@ -115,7 +115,7 @@ def test_group_without_an_owner_has_no_lag(past_entries):
     assert [each.lag for each in points] == [5, 5, None, None]
     assert [each.acked for each in points] == [1.0, 1.0, 1.0, 0.0]
     assert [each.arriving for each in points] == [1.0, 1.0, 1.0, None]
-    # One partition, of which one minute has two reports: its owner changed.
+    # The partition has two reports for one minute, because its owner changed.
     points = ConsoleHistory().points(store, name, now, PAIR, 4, 1, 1)
     assert [each.lag for each in points] == [5, 5, 5, None]
 
@@ -181,7 +181,7 @@ def test_charts_get_new_points_without_a_reload(fleet, console, browse):
     drawn = page.evaluate(DRAWN)
     loads = len([each for each in page.seen.requests if "/topics/" in each])
 
-    # The daemon may have written an entry since.
+    # The daemon may have written an entry in the meantime.
     [[newest, _]] = store.execute("XREVRANGE", store.keys.history(FLEET), "+", "-", "COUNT", 1)
     append(store, FLEET, "b", int(newest.partition(b"-")[0]), acked=60_000)
 
@@ -202,7 +202,7 @@ DRAWN = "document.querySelector('#chart-rates canvas').toDataURL()"
 
 
 def chart_and_table_rates(page, console) -> list[float | None]:
-    """Return the rates of a topic's chart, which is drawn, and of the same table."""
+    """Return the rates of a topic's chart, after checking that chart and table are shown."""
     page.goto(f"{console.url}topics/orders?group=bill&range=1h")
     page.wait_for_selector("#chart-rates canvas")
     page.wait_for_selector("#chart-lag canvas")

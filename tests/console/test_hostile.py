@@ -1,6 +1,6 @@
-"""Hostile data on every view: messages, keys, headers, errors, names and values in Redis.
+"""Hostile data is harmless on every view: messages, keys, headers, errors, names, Redis values.
 
-The tests open all entries of the registry, at 360 px.
+The tests open all entries of the registry at a width of 360 px.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def obey(message):
         raise Hostile(text)
 '''
 PATHS = {each.name: each.example or each.path for each in (*VIEWS, *ACTS)}
-# Where the hostile text is shown. Elsewhere, it must only be harmless.
+# The places where the hostile text is shown. Elsewhere, it must only be harmless.
 SHOWN = {
     *("overview", "fleet", "handlers", "retries", "delayed", "schedule", "audit"),
     *("messages", "message", "dead", "dead_letter", "edit"),
@@ -53,10 +53,10 @@ SHOWN = {
 
 @pytest.fixture(scope="module")
 def hostile_console(request, tmp_path_factory, users_file):
-    """A console, and a function from an example path to one with evil messages.
+    """A console, and a function that turns an example path into one with hostile messages.
 
-    The daemon wrote retries and dead letters and was killed. Its summary and its heartbeat, as they
-    stay in Redis, are then replaced by hostile ones.
+    The daemon wrote retries and dead letters, and was then killed. Its summary and its heartbeat
+    are still in Redis, and are replaced by hostile ones.
     """
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
@@ -92,7 +92,7 @@ def configure(daemon: Any) -> None:
 
 
 def send(daemon: Any) -> str:
-    """Send three evil messages and a delayed one, and return the uid of the first."""
+    """Send three hostile messages and a delayed one, and return the uid of the first."""
     with Producer(settings=config.load(daemon.config_path)) as producer:
         uid = producer.send(TOPIC, LONG, key=EVIL, headers={EVIL: EVIL}, partition=0)
         producer.send(TOPIC, json.dumps({EVIL: EVIL}), key=LONG, partition=1)
@@ -111,7 +111,7 @@ def waiting(daemon: Any) -> list[Any]:
 
 
 def forge_records(daemon: Any) -> None:
-    """Replace what an instance publishes, and write names that no client of streamqd writes."""
+    """Replace an instance's records, and write names that no client of streamqd writes."""
     link, keys, there = daemon.link, daemon.keys, Fleet(daemon.store, "default", 600.0)
     assert delayed.messages(daemon.store, TOPIC).page(limit=1).rows
     key = keys.instance("default", "one")
@@ -153,7 +153,7 @@ def page(browser, hostile_console):
     context.close()
 
 
-# Text outside of payloads, in which order marks and the like are escaped.
+# Text outside of payloads, where order marks and similar characters are escaped.
 PLAIN_TEXT = """[...document.querySelectorAll('pre, textarea, input')].forEach(e => e.remove());
     document.body.textContent"""
 

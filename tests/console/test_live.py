@@ -1,4 +1,4 @@
-"""Live pages: figures change in place, and hidden pages send no requests."""
+"""Live pages change their figures in place, and hidden pages send no requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from streamqd.store.directives import Scope  # noqa: E402
 BILL = "document.getElementById('g-orders-bill')"
 
 PAUSE_SECONDS = 10.0
-MORE = 1.35  # most commands of fifty pages per command of one; viewers share the refresh
-# An event may be rendered from the snapshot before the change. On a slow host, snapshots are rarer.
+MORE = 1.35  # highest ratio of commands for fifty pages to one page; viewers share the refresh
+# An event may be rendered from the snapshot taken before the change. On a slow host, snapshots are
+# less frequent.
 EVENTS_MAX = 4
 COUNT_EVENTS = """
     const Real = EventSource;
@@ -39,13 +40,13 @@ COUNT_EVENTS = """
 
 
 def wait_for_condition(page, condition: str, timeout: float = 60.0) -> None:
-    """Wait for a JavaScript expression. The policy forbids playwright's own way to do that."""
+    """Wait for a JavaScript expression. The page's policy forbids playwright's own way."""
     wait_until(lambda: page.evaluate(condition) or page.wait_for_timeout(50), timeout=timeout)
 
 
 @pytest.fixture
 def overview(console, browse):
-    """The overview, after its first event. `window.events` counts them."""
+    """The overview page after its first event. `window.events` counts the events."""
     page = browse(console)
     page.add_init_script(COUNT_EVENTS)
     page.goto(console.url)
@@ -55,7 +56,7 @@ def overview(console, browse):
 
 @pytest.fixture
 def paused_fleet(fleet, overview):
-    """The fleet with paused groups, so each sent message stays unread."""
+    """The fleet with its groups paused, so that every sent message stays unread."""
     there = Fleet(fleet.store, "default", 60.0)
     directives.pause(there, Scope(TOPIC), "a test")
     wait_for_condition(overview, f"{BILL}.querySelector('.state').innerText.startsWith('paused')")
@@ -126,11 +127,11 @@ def test_open_details_in_the_live_part_stay_open(overview):
 
 
 def assert_sends_nothing(fleet, page) -> None:
-    """Fail if the page sends a request in 10 s, or its console a command to Redis."""
+    """Fail if the page sends a request within 10 s, or its console sends a command to Redis."""
 
     def silent() -> bool:
         before = commands_sent(fleet)
-        page.wait_for_timeout(3_000)  # longer than between two events
+        page.wait_for_timeout(3_000)  # longer than the time between two events
         return commands_sent(fleet) == before
 
     wait_until(silent, timeout=30, what="the streams of earlier pages have ended")
@@ -156,7 +157,7 @@ def test_paused_page_sends_no_request(fleet, overview):
 
 
 def test_hidden_page_sends_no_request(fleet, overview):
-    """Chromium without a screen never hides a page, so a script reports it as hidden."""
+    """A hidden page sends nothing. A script hides it, as chromium without a screen cannot."""
     page = overview
     tell = (
         "value => { Object.defineProperty(document, 'hidden', {value, configurable: true});"
@@ -181,7 +182,7 @@ def test_keyboard_shortcuts_open_search_and_pages(overview):
 
 
 def test_outage_of_redis_shows_a_banner_until_it_is_over(fleet, new_console, users_file, browse):
-    """The whole server is stopped, so its clients wait without an answer."""
+    """A banner appears while the whole server is stopped and its clients wait without an answer."""
     console = new_console(fleet, "--users", str(users_file))
     page, other, still = browse(console), browse(console), browse(console)
     page.goto(console.url)
@@ -227,7 +228,10 @@ LIVE = [each.example or each.path for each in VIEWS if each.live and "JOB" not i
 
 @pytest.mark.parametrize("urls", ["one URL", "different URLs"])
 def test_fifty_pages_cost_less_than_135_percent_of_one(fleet, console, browse, urls):
-    """The URLs cover all live views. A job page of a replay reads its dead letters."""
+    """Viewers of one page, or of all live views, share each refresh.
+
+    The pages of jobs are left out, because the page of a replay reads its dead letters.
+    """
     cookies = browse(console).context.cookies()
     cookie = "; ".join(f"{each['name']}={each['value']}" for each in cookies)
     pages = ["/"] * 50

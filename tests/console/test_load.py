@@ -1,7 +1,8 @@
 """The console of a fleet with many messages: `make soak NAME=console` on a smaller scale.
 
-It prints times and slow commands. The soak asserts them on a quiet host. Next to other tests, the
-server may be interrupted in a command: one that takes 5 ms was logged with 195 ms.
+This test only prints times and slow commands. The soak asserts them on a quiet host. Next to other
+tests, the server may be interrupted in the middle of a command: one that takes 5 ms was logged with
+195 ms.
 """
 
 from __future__ import annotations

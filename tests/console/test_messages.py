@@ -30,7 +30,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 @pytest.fixture(scope="module")
 def messages(fleet):
-    """Send to topic quiet: `messages(payload, key=…)` returns the uid."""
+    """Send a message to topic quiet: `messages(payload, key=…)` returns its uid."""
     for topic in (MANY, QUIET):
         topics.create(fleet.store, topic, config.Topic(partitions=2))
     topics.create(fleet.store, WIDE, config.Topic(partitions=65))
@@ -51,13 +51,13 @@ def test_empty_search_states_the_number_of_examined_messages(console, tab, messa
         looked.append(_count_examined(page))
 
     assert sum(looked) == 50_000
-    # Fewer than the budget only after its 2 s, or at the end of a partition.
+    # A search examines less than its budget only if 2 s have passed or a partition ends.
     assert max(looked) <= BUDGET
     assert min(looked[:-1]) >= PIECE
 
 
 def _count_examined(page) -> int:
-    """Return the number of examined messages that a page without a match shows."""
+    """Return the number of examined messages that a page shows when nothing matches."""
     assert "No match in the messages searched" in page.inner_text("main")
     found = re.search(r"Searched ([\d,]+) of 50,000 messages", page.inner_text(".pager"))
     assert found

@@ -1,4 +1,4 @@
-"""A page of another origin, in the real browser of a person who is logged in."""
+"""A page of another origin tries to act in the real browser of a person who is logged in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = """<!doctype html><title>evil</title>
 
 @pytest.fixture
 def other_site(console):
-    """Serve a page with a forged form, and return its port."""
+    """Serve a page that contains a forged form, and return its port."""
 
     class Forged(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -53,7 +53,7 @@ def pauses(fleet):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["same-site", "cross-site"])
 def test_form_of_another_origin_gets_403(console, fleet, browse, other_site, host):
-    """The browser sends the cookie to the same site on another port."""
+    """A forged form gets 403, although the browser sends the cookie to another port of the site."""
     page = browse(console, "otto")
     asked = []
     page.on("request", lambda each: asked.append(each))
@@ -94,7 +94,7 @@ def test_console_cannot_be_framed(console, browse, other_site):
     [frame] = page.main_frame.child_frames
     try:
         shown = frame.locator("body").inner_text(timeout=2_000)
-    except Error:  # the document of an error cannot be read
+    except Error:  # an error page's document cannot be read
         shown = ""
     assert TOPIC not in shown
     assert any("frame-ancestors" in each for each in page.seen.errors)

@@ -1,4 +1,4 @@
-"""The first page: its lines and their links."""
+"""The first page of the console: its lines and their links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_SCHEDULES = ScheduleTotals(0, 0, 0, 0, 0, 0, None)
 
 @pytest.fixture
 def shop(fleet):
-    """An outbox whose relay published 5 rows and has stopped."""
+    """An outbox whose relay has published 5 rows and stopped."""
     keys, link = fleet.keys, fleet.link
     link.execute("SADD", keys.outboxes(), "shop")
     link.execute("HSET", keys.outbox("shop"), "epoch", 3, "rows", 5, "oldest_ms", 91_000)
@@ -66,7 +66,7 @@ def troubles(*rows: AssignmentRow) -> list[Trouble]:
 
 
 def lagging_row(**more) -> AssignmentRow:
-    """Return a partition with more unread messages than the server counts."""
+    """Return a partition that has more unread messages than the server counts."""
     row = assignment(4.0, arriving=5.0, mean_seconds=0.25, oldest_unread_unix_ms=NOW - 1_000)
     return replace(row, lag=None, lag_at_least=1_500, **more)
 
@@ -131,7 +131,7 @@ def test_partition_has_the_severity_of_its_problem():
 
 
 def test_group_with_failed_runs_shows_the_time_of_the_last():
-    """While it does not run, its rate decreases, and the share of failures stays the same."""
+    """A group that no longer runs keeps its share of failures, while its rate decreases."""
     failure = RecentFailure("shop.Declined", 9, 200.0, "clicks", 0, "analytics", "west")
     [found] = troubles(assignment(failed=1e-6, failures=(failure,)))
 

@@ -1,4 +1,4 @@
-"""The content of single pages: flow, fleet, settings, times."""
+"""The content of individual pages: flow, fleet, settings and times."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_partition_of_a_paused_topic_offers_to_resume_it(console, browse, fleet)
 
 
 def resume_scope(page, console, path):
-    """Return the scope that the first button Resume of a page resumes."""
+    """Return the scope that the first Resume button of a page resumes."""
     page.goto(console.url + path)
     found = page.get_by_role("link", name="Resume")
     if not found.count():
         return None
     page.goto(console.url + found.first.get_attribute("href").lstrip("/"))
-    scope = page.locator("input[name=scope]")  # none while a worker is about to resume
+    scope = page.locator("input[name=scope]")  # there is none while a worker is about to resume
     return scope.input_value() if scope.count() else None
 
 

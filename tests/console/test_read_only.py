@@ -1,4 +1,4 @@
-"""A console that cannot change anything: `--read-only`, and the Redis user of viewer.acl."""
+"""A console that cannot change anything, because of `--read-only` or the user in viewer.acl."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEN_FILES = ("/topics/orders/dead/DEAD_LETTER/payload", "/topics/orders/payload
 
 @pytest.fixture(scope="module")
 def viewer(fleet: Daemon) -> Iterator[str]:
-    """The name of the Redis user of etc/acl/viewer.acl, created in the server of the fleet."""
+    """The Redis user of etc/acl/viewer.acl, created on the server of the fleet."""
     try:
         users.grant(fleet.link)
     except RedisResponseError as error:
@@ -37,7 +37,7 @@ def viewer(fleet: Daemon) -> Iterator[str]:
 
 
 def start_console(fleet: Daemon, viewer: str, *arguments: str) -> ConsoleProcess:
-    """Return a console with the configuration of the fleet, which logs in as the viewer."""
+    """Return a console that has the fleet's configuration and uses the viewer's Redis user."""
     path = fleet.folder / "viewer.toml"
     redis = fleet.tables["redis"] | {"username": viewer}
     path.write_text(toml(fleet.tables | {"redis": redis}))
@@ -45,7 +45,7 @@ def start_console(fleet: Daemon, viewer: str, *arguments: str) -> ConsoleProcess
 
 
 def enter_console(console: ConsoleProcess) -> Client:
-    """Return a client of the person who has the link."""
+    """Return a client for the person who has the link."""
     client = Client(console.port)
     assert client.get(f"/?{console.link.partition('?')[2]}").status == 303
     return client
@@ -53,14 +53,14 @@ def enter_console(console: ConsoleProcess) -> Client:
 
 @pytest.fixture(scope="module")
 def client(fleet: Daemon, viewer: str) -> Iterator[Client]:
-    """A client of a console with `--read-only`."""
+    """A client of a console that runs with `--read-only`."""
     with start_console(fleet, viewer, "--read-only") as console:
         yield enter_console(console)
 
 
 @pytest.fixture
 def fill_path(fleet: Daemon):
-    """Return a path with a letter and a message of the fleet."""
+    """Return a path that names a letter and a message of the fleet."""
     letter = dead_letters.messages(fleet.store, TOPIC).page(limit=1).rows[0].id
     message = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
     uid = f"{TOPIC}/{message.partition}/{message.id}"
@@ -68,7 +68,7 @@ def fill_path(fleet: Daemon):
 
 
 def refused_commands(link: Connection, viewer: str) -> set[bytes]:
-    """Return the commands that Redis has refused to the viewer, without their subcommands."""
+    """Return the commands that Redis has refused the viewer, without their subcommands."""
     rows = [dict(zip(row[::2], row[1::2], strict=True)) for row in link.execute("ACL", "LOG")]
     own = [row for row in rows if row[b"username"] == viewer.encode()]
     return {row[b"object"].partition(b"|")[0] for row in own}
@@ -82,7 +82,7 @@ def test_read_only_every_view_opens_for_the_viewer_acl(fleet, viewer, client, fi
 
     assert answer.status == 200, answer.text
     assert "NOPERM" not in answer.text
-    # Only the doctor tries a command that it may not run, and continues without it.
+    # Only the doctor tries a command that it may not run, and it continues without the result.
     without = DOCTOR_WITHOUT if path == "/doctor" else set()
     assert refused_commands(fleet.link, viewer) == without
 
@@ -117,7 +117,7 @@ def test_read_only_download_for_operators_is_403(client, fill_path):
 
 
 def test_viewer_acl_refuses_a_change_without_read_only(fleet, viewer):
-    """A console without `--read-only` shows buttons, and Redis refuses the act of each."""
+    """Without `--read-only`, the console shows buttons, and Redis refuses the act of each."""
     with start_console(fleet, viewer) as console:
         client = enter_console(console)
         fleet.link.execute("ACL", "LOG", "RESET")

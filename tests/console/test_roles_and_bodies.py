@@ -1,6 +1,6 @@
-"""The messages that each role sees on every view: shown, masked or hidden.
+"""Each view shows each role its messages in full, masked or hidden.
 
-Each message has a secret in its key, its headers, its payload and the text of its error.
+Each message has a secret in its key, its headers, its payload and its error text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.console.test_every_view import replay_letter  # noqa: E402
 SECRET, OPEN = "s3cr3t", "v1s1ble"
 PAYLOAD = json.dumps({"card": {"number": SECRET}, "open": OPEN})
 HEADERS = {"authorization": SECRET, "other": OPEN}
-# The entries that show keys, bodies or errors to a person who may see them.
+# The entries that show keys, bodies or errors to people who may see them.
 SHOWN = {
     *("message", "messages", "dead_letter", "dead", "retries", "delayed", "schedule", "audit"),
     "edit",
@@ -46,7 +46,7 @@ def obey(message):
 
 @pytest.fixture(scope="module")
 def console_with_roles(request, tmp_path_factory, users_file):
-    """A console whose viewers see no bodies, operators masked ones, and admins all bodies."""
+    """A console that shows viewers no bodies, operators masked bodies, and admins all bodies."""
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs a server process of its own")
@@ -62,7 +62,7 @@ def console_with_roles(request, tmp_path_factory, users_file):
                 producer.send(TOPIC, PAYLOAD, delay=3_600, **some)
                 wait_until(lambda: len(letters(daemon)) == 2, timeout=30)
                 wait_until(lambda: len(waiting(daemon)) == 2, timeout=30)
-                # As a replay with a filter writes it.
+                # This is how a replay with a filter writes it.
                 chosen = {"key": SECRET, "headers": HEADERS}
                 audit.record(daemon.store, TOPIC, "dlq replay", arguments=chosen)
                 with ConsoleProcess(daemon.config_path, "--users", str(users_file)) as console:
@@ -98,7 +98,7 @@ def waiting(daemon: Any) -> list[Any]:
 
 
 def paths(daemon: Any, console: ConsoleProcess, uid: str) -> dict[str, str]:
-    """Return the paths of all views, acts and downloads by name."""
+    """Return the paths of all views, acts and downloads, by name."""
     rows = letters(daemon)
     letter = next(each.id for each in rows if each.uid == uid)
     job = replay_letter(console, next(each.id for each in rows if each.uid != uid))
@@ -117,7 +117,7 @@ def paths(daemon: Any, console: ConsoleProcess, uid: str) -> dict[str, str]:
 
 
 def pages_of(secret: Any, name: str) -> dict[str, Any]:
-    """Return the answers to a person by the names of the entries."""
+    """Return the responses that a person gets, by the names of the entries."""
     console, known = secret
     client: Client = logged_in(console, name)
     return {entry: client.get(path) for entry, path in known.items()}
@@ -136,7 +136,7 @@ def live_part(console: ConsoleProcess, client: Client, path: str) -> str:
 
 
 def test_admin_sees_everything(console_with_roles):
-    """Otherwise, the tests below could not fail."""
+    """An admin sees every secret. If not, the tests below could not fail."""
     answers = pages_of(console_with_roles, "anna")
 
     assert {name for name, each in answers.items() if each.status != 200} == set()
@@ -152,7 +152,7 @@ def test_secret_is_on_no_view_for_other_roles(console_with_roles, name, bodies):
     views = {each.name for each in VIEWS}
     assert {entry for entry in views if answers[entry].status != 200} == set()
     assert {answers[each.name].status for each in DOWNLOADS} <= {403, 404}
-    # A masked body keeps the rest, and a hidden one keeps nothing.
+    # Masking a body keeps the rest of it, and hiding keeps nothing.
     open_parts = {entry for entry in ("message", "dead_letter") if OPEN in answers[entry].text}
     assert open_parts == ({"message", "dead_letter"} if bodies == "masked" else set())
 

@@ -25,7 +25,7 @@ UNIT = ROOT / "systemd" / "streamqd-console.service"
 
 @pytest.fixture
 def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the secrets, with a password for Redis."""
+    """The folder of the secrets, which contains a password for Redis."""
     folder = tmp_path / "credentials"
     folder.mkdir()
     (folder / "redis-password").write_text("secret")
@@ -51,7 +51,7 @@ def test_kubernetes_objects_reference_each_other():
     header = MANIFEST.read_text().partition("\napiVersion")[0]
 
     assert flags["upstream"] == f"http://{settings['console']['bind']}"
-    assert flags["pass-user-headers"] == "true"  # this flag sends X-Forwarded-Email
+    assert flags["pass-user-headers"] == "true"  # this flag makes the proxy send X-Forwarded-Email
     assert settings["console"]["proxy_header"] == "X-Forwarded-Email"
     [port] = proxy["ports"]
     assert flags["http-address"] == f"0.0.0.0:{port['containerPort']}"
@@ -65,7 +65,7 @@ def test_kubernetes_objects_reference_each_other():
     volumes = {each["name"]: each for each in pod["volumes"]}
     assert {*mounts(console).values(), *mounts(proxy).values()} == set(volumes)
     assert volumes["config"]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
-    # The commands in its header create the secrets with the files that are read.
+    # The commands in its header create the secrets from the files that the console reads.
     for name, folder, files in (
         ("credentials", console["env"][0]["value"], ["redis-password"]),
         ("proxy", "/run/secrets/proxy", ["client-secret", "cookie-secret"]),
@@ -83,7 +83,7 @@ def test_kubernetes_objects_reference_each_other():
 
 
 def test_kubernetes_console_accepts_the_names_of_its_proxy(tmp_path, credentials):
-    """The command line and the file are the example's. Without Redis, it sends a page."""
+    """The example's command line and file start a console, which sends a page without Redis."""
     found = documents()
     console, _ = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     first, config_path, command, *options = console["args"]
@@ -117,7 +117,7 @@ def test_systemd_console_reads_its_users_as_a_credential(tmp_path, credentials, 
     assert setting in text
     file = credentials / "console-users"
     file.write_text(users_file.read_text())
-    file.chmod(0o440)  # as systemd creates credentials of a unit with User=
+    file.chmod(0o440)  # the mode that systemd gives a unit's credentials if User= is set
     path = tmp_path / "console.toml"
     redis = {"url": "redis://127.0.0.1:1/0", "username": "streamqd-admin"}
     path.write_text(toml({"redis": redis, "console": {"users_file": str(file)}}))

@@ -27,7 +27,7 @@ DAY = 86_400.0
 
 @pytest.fixture(scope="module")
 def fleet(request, tmp_path_factory):
-    """A running daemon, whose failed messages wait for an hour."""
+    """A running daemon whose failed messages wait for an hour."""
     backoff = {"base": "1h", "max": "1h"}
     with running_fleet(request, tmp_path_factory.mktemp("fleet"), backoff=backoff) as daemon:
         yield daemon
@@ -35,7 +35,7 @@ def fleet(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sends(fleet):
-    """Delay 70 sends of topic later by half an hour, and 3 by two days, and return their names."""
+    """Delay 70 sends of topic later by half an hour and 3 by two days. Return their names."""
     topics.create(fleet.store, LATER, config.Topic(partitions=2))
     items = [Outgoing(f"n{each}", delay=1_800.0 + each, key="<b>键</b>") for each in range(70)]
     items += [Outgoing("far", delay=2 * DAY + each) for each in range(3)]

@@ -13,13 +13,13 @@ from tests.contract.harness import Harness
 
 @pytest.fixture
 def harness(link: Connection, keys: Keys) -> Harness:
-    """One assignment on an empty server."""
+    """An assignment on an empty server."""
     return Harness(link, keys)
 
 
 @pytest.fixture
 def large_nodes(link: Connection) -> Iterator[int]:
-    """Allow a stream node 2,500 entries, of any size."""
+    """Let a stream node hold 2,500 entries of any size."""
     names = ("stream-node-max-entries", "stream-node-max-bytes")
     before = {name: link.execute("CONFIG", "GET", name)[1] for name in names}
     for name, value in zip(names, (2500, 0), strict=True):

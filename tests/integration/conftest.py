@@ -1,4 +1,4 @@
-"""Shared fixtures: running commands, and workers inside the test's own process."""
+"""Shared fixtures, which run commands, and run workers in the process of the test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.servers import Server
 
 @pytest.fixture
 def file(tmp_path: Path, server: Server) -> Path:
-    """A configuration that names the shared server."""
+    """A configuration file that names the shared server."""
     path = tmp_path / "streamq.toml"
     path.write_text(toml({"redis": {"url": server.url, **users.redis_section("admin")}}))
     return path
@@ -40,7 +40,10 @@ def file(tmp_path: Path, server: Server) -> Path:
 
 @pytest.fixture
 def run(file: Path, link: Connection) -> Run:
-    """Run a command with `file` and assert its exit code `code`. `typed` is its standard input."""
+    """Return a function that runs a command with `file` and asserts its exit code.
+
+    `code` is the expected exit code, and `typed` is the standard input of the command.
+    """
 
     def invoke(*args: str, code: int = 0, typed: bytes | str | None = None) -> Result:
         result = CliRunner().invoke(cli, ["--config", str(file), *args], input=typed)
@@ -53,19 +56,19 @@ def run(file: Path, link: Connection) -> Run:
 
 @pytest.fixture
 def unlimited_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevent a busy machine from cutting a turn of a housekeeper's task short."""
+    """Give the housekeeper's tasks so much time that a busy machine cannot cut a turn short."""
     monkeypatch.setattr(batch, "TURN_SECONDS", 60.0)
 
 
 @pytest.fixture
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the timers of the hot path, and return their configured values."""
+    """Stop the timers of the hot path, after checking that their settings are within bounds."""
     stop_clocks(monkeypatch)
 
 
 @pytest.fixture
 def view(board: Scoreboard, link: Connection) -> MetricsView:
-    """Return a housekeeper's view with only the time. The board belongs to the test file."""
+    """Return a housekeeper's view that contains only the time. The test file supplies the board."""
     view = MetricsView("web-1", board)
     ask_time(link, view, "any")
     return view
@@ -73,7 +76,10 @@ def view(board: Scoreboard, link: Connection) -> MetricsView:
 
 @pytest.fixture
 def harness_at(link: Connection, store: Store, keys: Keys) -> HarnessAt:
-    """Return a harness for a partition of the topic access (three partitions) and a group."""
+    """Return a function that makes a harness for a partition of the topic access and a group.
+
+    The topic has three partitions.
+    """
     topics.create(store, "access", config.Topic(partitions=3))
     return lambda partition, group="hits": Harness(
         link, keys, Assignment("access", partition, group)
@@ -82,7 +88,7 @@ def harness_at(link: Connection, store: Store, keys: Keys) -> HarnessAt:
 
 @pytest.fixture
 def harness(link: Connection, keys: Keys) -> Harness:
-    """An assignment that t1 owns, with its group."""
+    """An assignment with a group, owned by t1."""
     harness = Harness(link, keys)
     harness.groups()
     harness.own("t1")
@@ -96,7 +102,7 @@ def slot() -> WorkerSlot:
 
 @pytest.fixture
 def new_life(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Life]]:
-    """Make a life on the server at a URL, such as that of a proxy."""
+    """Make lives that use the server at a given URL, such as the URL of a proxy."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     with open_lives(slot) as make:
         yield make
@@ -109,14 +115,17 @@ def life(new_life: Callable[[str], Life], server: Server) -> Life:
 
 @pytest.fixture
 def meter(link: Connection) -> Iterator[Meter]:
-    """A meter of the shared server, for connections that are opened later."""
+    """A meter of the shared server. It counts the work of connections that are opened later."""
     with counting_sockets():
         yield Meter(link)
 
 
 @pytest.fixture
 def page(server: Server) -> Page:
-    """Return the costs page, measured on the bundled server. Others may need one more command."""
+    """Return the costs page. It judges costs only on the bundled server.
+
+    Other servers may need one more command for the same work.
+    """
     found = Page()
     found.judges = server.product == "valkey" and not users.are_enabled()
     return found
