@@ -14,34 +14,40 @@ _HEAD = f"""\
 
 # The fault battery
 
-This page lists the faults that streamqd must survive, such as a killed worker or a lost reply. For
-each fault, it describes the required behavior, and lists the tests that check this behavior with
-real servers, processes and signals. Tests that use a server run on each of three servers. All other
-tests run once.
+Software that promises to lose no message must also keep this promise when processes, servers and
+networks fail. This page lists the faults that streamqd must survive, such as a killed worker or a
+lost reply. For each fault, it states the required behavior, and lists the tests that cause the
+fault with real servers, processes and signals, and check this behavior. Tests that use a server run
+on three different ones, and all other tests run once.
 
-Read the section of a fault as follows:
+The section of each fault contains the following lines:
 
-- *Covered on* lists the servers on which the fault is tested completely. All tests of the fault
-  that use a server passed there, none was skipped, and no other test of the fault failed.
-- *Not on* names a server on which a test cannot run, and the reason.
-- *Untested* describes the attempts to write a test, for a fault without one. No more than
-  {UNTESTED_MAX} faults may have no test.
-- A test without a remark passed on every server in its last run.
+- *Required* states how streamqd must behave. The [glossary](../reference/glossary.md) defines its
+  terms, such as *to charge* a message with a crash.
+- *Covered on* lists the servers on which the fault is tested completely: all tests of the fault
+  that use a server have passed there, none was skipped, and no other test of the fault has failed.
+- *Not on* names a server on which a test cannot run, and gives the reason.
+- *Untested* appears only if a fault has no test. It describes the attempts to write one. At most
+  {UNTESTED_MAX} faults may be untested.
+- *Tests* lists the tests. A test without a remark passed in its last run on every server.
 
 `make verify NAME=faults` runs these tests, stores each result in `docs/internals/faults.json`, and
-writes this page. The test suite fails if this page is outdated, if a fault has no test and no
-description of the attempts, or if a fault is not covered on a server that *Not on* does not name.
+writes this page. The default test suite fails in three cases: if this page is outdated, if a fault
+has neither a test nor a description of the attempts, or if a fault is not covered on a server and
+*Not on* does not give a reason.
 """
 
 _ABOUT_SPEED = """\
-After a fault, a daemon should not only continue, but also become as fast as before. This table
-shows the time from the fault until the daemon handles a backlog at the same rate as before the
-fault, for at least 3 s. Each range covers all servers.
+It is not enough that a daemon continues after a fault: it should also be as fast as before. This
+table shows how long this takes. A daemon counts as fast again when it handles at least 80% of the
+messages per second that it handled before the fault, in every window of 0.5 s, for at least 3 s. A
+range covers the results on all servers.
 
-The test has one partition, with eight runs of 50 ms at a time. F7 and F8 have two instances with
-one partition each, and leases of 5 s, because another instance takes over. For F9, F11 and F14, the
-time starts when the server is reachable again. *No drop* means that the rate did not drop by 20% in
-any window of 0.5 s, and so does 0.0 in a range."""
+The test runs a daemon with a backlog in one partition and eight concurrent runs of 50 ms each. For
+F7 and F8, there are two instances with one partition each, because the other instance has to take
+over. Leases expire after 5 s. For F9, F11 and F14, the time starts when the server is reachable
+again. *No drop* means that the rate never fell below 80%, and 0.0 s in a range means the same for
+one of the servers."""
 
 
 def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:

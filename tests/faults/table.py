@@ -44,72 +44,84 @@ ROWS = (
     Row(
         "F1",
         "A worker dies in the middle of a message: a segmentation fault, kill -9, `os._exit`.",
-        "The running message is charged with one crash, and no other message is charged. The"
-        " supervisor replaces the token of the fence before it forks the next worker, so the dead"
-        " worker's late calls are rejected. The other messages of the batch are untouched.",
+        "Only the running message is charged with a crash. Before the supervisor forks the next"
+        " worker, it replaces the token in the fence, the Redis hash that identifies the owner."
+        " Redis therefore rejects calls of the dead worker that arrive late. The other messages"
+        " of the batch stay pending for the next worker.",
     ),
     Row(
         "F2",
         "A worker dies after a handler has returned, before its message is acknowledged.",
-        "The supervisor acknowledges the message in the same step that sets the new token, so"
-        " the message does not run again.",
-        no_speed="as F1: the process is replaced in the same way",
+        "The supervisor reads from shared memory that the message is finished. It acknowledges"
+        " the message in the same step that replaces the token in the fence, so the message does"
+        " not run again.",
+        no_speed="as F1, because the process is replaced in the same way",
     ),
     Row(
         "F3",
         "A worker dies at each start: while it imports code or opens its connections.",
-        "No message is charged. The supervisor waits longer before each restart, until it"
-        " reports a crash loop. It then releases the lease once per cool-down, so that another"
-        " instance can try, and the partition does not move to an instance where it crashes.",
+        "No message is charged, because none was running. The supervisor waits longer before each"
+        " restart, and reports a crash loop after several failed starts. From then on, it"
+        " releases the lease once per cool-down, so that another instance can try. Rebalancing"
+        " does not move a partition to an instance on which its worker crashes in a loop.",
         no_speed="never, until the code is changed",
     ),
     Row(
         "F4",
         "A handler hangs and holds the interpreter's lock, so its soft limit has no effect.",
-        "At the hard limit, the supervisor kills the worker and all its child processes. It"
-        " charges only the message that was running, and names the limit as the cause.",
+        "When the hard limit expires, the supervisor kills the worker and all its child"
+        " processes. It charges only the message whose run exceeded the limit, and records the"
+        " limit as the cause of the crash.",
         no_speed="as F1, from the kill at the hard limit",
     ),
     Row(
         "F5",
         "The kernel kills a worker because memory is short.",
-        "The kernel kills a worker, and not the supervisor. The partition therefore continues"
-        " with a new process, and the crash record names the kernel as the cause.",
+        "The out-of-memory killer chooses a worker instead of the supervisor. The supervisor"
+        " starts a new process for the partition, and records the kernel as the cause of the"
+        " crash.",
         no_speed="as F1",
     ),
     Row(
         "F6",
         "The supervisor is killed with SIGKILL.",
-        "All its processes exit within a second, even a process that cannot react. A successor"
-        " on the same host continues with its leases immediately: it acknowledges finished"
-        " messages, and charges a message that ran alone. If there is no successor, other"
-        " instances take the leases over within 1.6 times `lease_ttl`. Nothing is lost.",
+        "All other processes of the instance exit within a second, even if a process is stuck in"
+        " a handler. If a new supervisor starts on the same host, it takes over the leases"
+        " immediately, acknowledges the finished messages, and charges a message if no other was"
+        " running. If no new supervisor starts, other instances take over within 1.6 times"
+        " `lease_ttl`. No message is lost.",
     ),
     Row(
         "F7",
         "A host is lost with all its processes, including the server.",
-        "Another instance takes over within 1.6 times `lease_ttl`. It cannot know which pending"
-        " messages were running, so it runs them in rounds under a durable mark. Nothing that the"
-        " server wrote to disk is lost.",
+        "Another instance takes over within 1.6 times `lease_ttl`. It cannot determine which"
+        " pending messages were running on the lost host, so it runs them in small groups"
+        " (rounds), and records each round in Redis before it starts (the mark). If a message"
+        " also kills the next host, the mark shows which messages were running. No write that the"
+        " server had synced to disk is lost.",
     ),
     Row(
         "F8",
         "A worker or a whole instance pauses for longer than the TTL and resumes.",
-        "Redis rejects every call of the old owner, so the calls change nothing. The old owner"
-        " starts no message and exits.",
+        "While the old owner was paused, its lease expired and another instance took over. When"
+        " the old owner resumes, Redis rejects each of its calls, so they change nothing. It"
+        " starts no further message and exits.",
     ),
     Row(
         "F9",
         "The server pauses for longer than the TTL, so that all leases expire together.",
-        "Owners renew their leases late and keep their epochs, so no instance takes a lease over.",
+        "All instances were unable to renew their leases, so none of them may take over from"
+        " another. When the server resumes, each owner renews its expired leases and keeps the"
+        " epochs. No partition changes its owner.",
     ),
     Row(
         "F10",
         "The clock of the server jumps by an hour, forward or back.",
-        "Safety does not depend on the clock: nothing is lost, and IDs and epochs keep growing."
-        " A message repeats only because of a takeover, as a jump forward expires all leases."
-        " Retries follow the server's clock alone, and the doctor reports how far it differs from"
-        " the host's clock.",
+        "No message is lost, and IDs and epochs keep increasing, because safety does not depend"
+        " on the clock. After a jump forward, all leases have expired at once, so partitions can"
+        " change their owner and a running message can run again. There is no other cause of"
+        " repetitions. Retries are due by the server's clock alone, and `streamqd doctor` reports"
+        " the difference from the host's clock.",
         not_on={
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
             " its clock cannot be set. Only the doctor's part is tested there."
@@ -119,78 +131,87 @@ ROWS = (
         "F11",
         "The network drops all packets between an instance and the server, or those of one"
         " direction.",
-        "A worker stops starting messages at its own deadline, which is before its lease can"
-        " have expired. Once another instance has taken over, Redis rejects the results of"
-        " messages that were still running.",
+        "An instance that cannot renew its lease stops starting messages before the lease can"
+        " have expired on the server. Messages that are already running continue. If another"
+        " instance takes over before they finish, Redis rejects their results.",
     ),
     Row(
         "F12",
         "A command is executed and its reply is lost: the outcome is unknown.",
-        "Every script is safe to repeat, and every caller copes with a missing reply, so no message"
-        " is lost and no effect is applied twice. After a read, the worker lists its pending"
-        " entries. A send reports an unknown outcome, unless its dedup ID makes it safe to repeat.",
-        no_speed="as F13: the call is repeated on a new connection",
+        "Because every script is safe to repeat, the caller can call it again. No message is"
+        " lost, and no effect is applied twice. If the reply to a read is lost, the worker lists"
+        " its pending entries to find the messages that it did not receive. If the reply to a"
+        " send is lost, the producer raises an error for an unknown outcome, unless a dedup ID"
+        " allows it to repeat the send.",
+        no_speed="as F13, because the call is repeated on a new connection",
     ),
     Row(
         "F13",
         "A connection is reset in the middle of a pipeline, at any byte.",
-        "An incomplete command is not executed. Commands that were executed before the reset are"
-        " detected, so nothing is lost and nothing happens twice.",
+        "Redis does not execute an incomplete command. The commands before it may have been"
+        " executed, and the caller detects this when it repeats them. No message is lost, and no"
+        " effect is applied twice.",
     ),
     Row(
         "F14",
         "The server restarts without the last writes of its append-only file.",
-        "Messages whose acknowledgment was lost run again, but no others. The only messages that"
-        " are missing are those that were sent in the lost part of the file. Work continues with"
-        " new epochs.",
+        "Messages whose acknowledgments were in the lost part of the file run again, and no other"
+        " message does. Only messages that were sent in the lost part are missing. The instances"
+        " acquire their partitions again, with new epochs.",
     ),
     Row(
         "F15",
         "The server is empty: it restarted without its data, was flushed (FLUSHALL), or is the"
         " wrong database.",
-        "Groups are created again without skipping unread messages, and epochs keep growing. A"
-        " warning is logged, and no process crashes in a loop.",
+        "The daemon creates its groups again, so that they receive all messages that are sent"
+        " after the loss. It logs a warning, epochs keep increasing, and no process crashes in a"
+        " loop.",
         no_speed="the backlog is lost with the data",
     ),
     Row(
         "F16",
         "The server answers LOADING, BUSY, MASTERDOWN, CLUSTERDOWN or TRYAGAIN.",
-        "Every process backs off with jitter. Leases are trusted until their deadline,"
-        " and no message is charged.",
-        no_speed="as F9, once the server answers otherwise",
+        "These replies mean that the server, or one node, cannot execute commands at the moment."
+        " Each process waits and tries again, with growing and randomized pauses. Workers trust"
+        " their leases until the usual deadline, and no message is charged.",
+        no_speed="as F9, from the time when the server accepts commands again",
     ),
     Row(
         "F17",
         "READONLY: a master became a replica, and the connection to it is still open.",
-        "The client closes the connection and finds the new master, where the instance acquires"
-        " its leases.",
-        no_speed="not measured: it depends on Sentinel",
+        "The client treats this error as a sign of a failover. It closes the connection and asks"
+        " Sentinel for the new master, on which the instance acquires its leases again.",
+        no_speed="not measured, because it depends on Sentinel",
     ),
     Row(
         "F18",
         "A failover loses the last writes.",
-        "New epochs are greater than all earlier epochs. Messages whose acknowledgment was lost"
-        " run again. Sends can be lost only within the documented window.",
-        no_speed="not measured: it depends on Sentinel",
+        "The new master has an older state. New epochs are still greater than all earlier epochs."
+        " Messages whose acknowledgments were lost run again. A send can be lost only if it was"
+        " not replicated yet, which the documentation describes as the window of a failover.",
+        no_speed="not measured, because it depends on Sentinel",
     ),
     Row(
         "F19",
         "There are two masters at the same time.",
-        "With `min-replicas-to-write`, the master in the minority rejects writes, so the start"
-        " checks recommend this setting. Writes that the master accepted before can be lost"
-        " within the documented window.",
-        no_speed="not measured: it depends on Sentinel",
+        "With the server setting `min-replicas-to-write`, the master without enough replicas"
+        " rejects writes, so the checks at startup recommend this setting. Writes that this"
+        " master accepted before it noticed the loss of its replicas can be lost, within the"
+        " documented window of a failover.",
+        no_speed="not measured, because it depends on Sentinel",
     ),
     Row(
         "F20",
         "NOSCRIPT: the server no longer has the scripts.",
-        "The client repeats the call once, with the source of the script and the same arguments.",
+        "The client repeats the call once. This time, it sends the source of the script instead"
+        " of the hash, with the same arguments.",
     ),
     Row(
         "F21",
         "The server's memory is full.",
-        "Workers continue to read, handle and acknowledge messages, because this frees memory."
-        " Retries and dead letters stay pending until there is room, and producers get an error."
+        "Workers continue to read, handle and acknowledge messages, because acknowledging a"
+        " message frees memory. Writes that need more memory have to wait: failed messages stay"
+        " pending until their retries or dead letters can be written, and producers get an error."
         " No lease is lost.",
         no_speed="no interruption: messages are handled throughout",
     ),
@@ -198,144 +219,157 @@ ROWS = (
         "F22",
         "The server rejects all writes: its disk is full (MISCONF), or replicas are missing"
         " (NOREPLICAS).",
-        "Workers read nothing, finish running messages, and repeat their acknowledgments until"
-        " the server accepts them. When writes are accepted again, everything continues, and no"
-        " message runs twice.",
-        no_speed="as F9, once writes are accepted",
+        "Workers do not read any new messages. They finish the running ones, and repeat the"
+        " acknowledgments until the server accepts them. Work then continues, and no message runs"
+        " twice.",
+        no_speed="as F9, from the time when writes are accepted again",
     ),
     Row(
         "F23",
         "The server may evict keys.",
-        "The daemon refuses to start and names the setting to change. With"
-        " `redis.allow_eviction`, it starts nevertheless.",
+        "Eviction could delete messages or leases. The daemon therefore refuses to start, and"
+        " names the setting of the server to change. With `redis.allow_eviction = true`, it"
+        " starts anyway.",
         no_speed="the daemon does not start",
     ),
     Row(
         "F24",
         "Slots of a cluster move: MOVED, ASK, TRYAGAIN.",
-        "Calls follow the redirection or wait, even for longer than a lease lasts. Nothing is lost,"
-        " and nothing runs twice.",
-        no_speed="not measured: it depends on how long the slots move",
+        "Calls follow the redirection to the new node, or wait until the slot has moved, even if"
+        " this takes longer than a lease. No message is lost, and none runs twice.",
+        no_speed="not measured, because it depends on how long the slots move",
     ),
     Row(
         "F25",
         "Another client trims the stream, so entries are pending although their bodies are gone.",
-        "With every version of the server, the pending entries are acknowledged and counted. If"
-        " such an entry is running, the worker uses the body in its memory. No process waits for"
-        " a missing body.",
+        "Such an entry can never be handled, so it is acknowledged and counted as missing, with"
+        " every version of the server. If the message was already running, the worker still has"
+        " its body in memory, and uses it for a retry or a dead letter. No process waits for a"
+        " missing body.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F26",
         "An operator deletes a group (`XGROUP DESTROY`), moves its position, or deletes its"
         " consumer under load.",
-        "A destroyed group is created again without skipping unread messages, and work continues"
-        " without a crash. The streamqd commands for these actions are rejected as long as the"
-        " partition is owned or has pending entries.",
-        no_speed="not measured: it depends on the command",
+        "If a Redis client destroys a group, streamqd creates it again, lets it continue without"
+        " skipping unread messages, and no process crashes. The corresponding streamqd commands"
+        " refuse to act as long as a partition has an owner or pending entries.",
+        no_speed="not measured, because it depends on the command",
     ),
     Row(
         "F27",
         "A message kills the whole host.",
-        "Inherited entries run in rounds under a durable mark. After a second loss, the entries"
-        " that the marks name are accused and run alone. The message that kills its hosts is"
-        " therefore charged at the third loss and becomes a dead letter, and no other message is"
-        " charged.",
-        no_speed="not measured: three hosts are lost, each as in F7",
+        "The instance that takes over runs the inherited entries in rounds. Before each round, it"
+        " writes the places of its messages to Redis, as a mark. If a second host is lost, the"
+        " entries of the mark become suspects, and each of them runs alone from then on. At the"
+        " third loss, only the message that causes the losses was running. It is charged and"
+        " becomes a dead letter. No other message is charged.",
+        no_speed="not measured. Three hosts are lost, each as in F7.",
     ),
     Row(
         "F28",
         "All instances restart, or all leases expire, at the same time.",
-        "Instances acquire partitions at a bounded rate and at different times, so there is no"
-        " stampede. Afterward, the fleet is balanced, and no partition moves.",
-        no_speed="not measured: as F7 for all partitions",
+        "Instances acquire partitions at different times and at a limited rate, so that they do"
+        " not overload the server. Afterward, each instance has an equal share, and no more"
+        " partitions move.",
+        no_speed="not measured. Each partition recovers as in F7.",
     ),
     Row(
         "F29",
         "A group without readers blocks trimming.",
-        "Metrics, the alert and the doctor name the group and the number of entries that it"
-        " keeps. The stream is freed only when an operator deletes the group.",
+        "Retention must not remove messages that a group has not acknowledged, so the stream"
+        " grows. A metric, an alert and `streamqd doctor` name the group and the number of"
+        " entries that it holds back. The memory is freed only when an operator deletes the"
+        " group.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F30",
         "Payloads are large.",
-        "The number of bytes that a worker fetches is limited, so memory stays near this limit,"
-        " and leases are kept.",
+        "The worker limits the bytes of each fetch, so its memory use stays close to this limit,"
+        " and the instance keeps its leases.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F31",
-        "Signals: SIGTERM once or twice, the deadline, signals to all processes, a signal while the"
-        " supervisor forks.",
-        "The first signal starts the drain, later signals shorten it, and the last signal kills"
-        " the workers. Workers obey only their supervisor. Messages that had not started are"
-        " untouched, and leases are released last.",
+        "The daemon receives SIGTERM once or twice, a signal to all its processes, or a signal"
+        " during a fork, or its drain deadline expires.",
+        "The first SIGTERM or SIGINT starts the drain. A second SIGINT shortens the time for"
+        " running messages, and a third one kills the workers. Workers ignore these signals"
+        " themselves, because only their supervisor may stop them. Messages that have not started"
+        " stay pending without a charge, and the leases are released after the workers have"
+        " stopped.",
         no_speed="the daemon stops",
     ),
     Row(
         "F32",
         "Two supervisors have the same ID.",
-        "One of them acquires no more partitions, and exits with code 5 and an error.",
+        "The supervisor that notices the other one acquires no more partitions, logs an error,"
+        " and exits with code 5.",
         not_on={
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
             " its clock cannot be set back. The other tests of the row have passed there."
         },
-        no_speed="no interruption: the first supervisor is not affected",
+        no_speed="no interruption: the other supervisor is not affected",
     ),
     Row(
         "F33",
-        "Forking with threads, locks, file descriptors and TLS sessions.",
-        "A child keeps neither a connection of its parent nor any other file descriptor that it"
-        " does not need. Nothing deadlocks, and the parent's sessions continue.",
+        "A process with threads, locks, file descriptors and TLS sessions is forked.",
+        "A child process inherits no connection of its parent, and no other file descriptor that"
+        " it does not need. Neither process deadlocks, and the parent's TLS sessions continue to"
+        " work.",
         not_on=_WITHOUT_TLS,
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F34",
         "No process reads the log, or its disk is full.",
-        "No process waits for the log. Lines that cannot be written are dropped and counted, and"
-        " leases are kept.",
+        "No process waits until it can write to the log. Lines that cannot be written are dropped"
+        " and counted, and the instance keeps its leases.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F35",
         "A payload is hostile.",
-        "Decoding is bounded and executes nothing. The message becomes a dead letter, and the"
-        " worker continues.",
+        "Decoding a payload takes a limited amount of time and memory, and never executes code."
+        " If the payload cannot be decoded, the message becomes a dead letter, and the worker"
+        " continues with the next message.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F36",
         "A host name does not resolve, or a certificate expires or is replaced.",
-        "Connecting is repeated with growing delays. The error about an expired certificate"
-        " names the certificate, and a reload reads new certificates.",
+        "Processes try to connect again, after longer and longer pauses. If a certificate has"
+        " expired, the error names it. A reload reads replaced certificates.",
         not_on=_WITHOUT_TLS,
-        no_speed="as F11, once the name or the certificate is right",
+        no_speed="as F11, from the time when the name or the certificate is right",
     ),
     Row(
         "F37",
         "A process started by a handler survives the kill of its worker.",
-        "The process is killed with the worker's process group. If it has left the group, it is"
-        " adopted, never stays a zombie, and exits with the service. The supervisor cannot kill"
-        " its own group.",
+        "The supervisor kills the worker together with its process group, which contains the"
+        " processes that the handler started. If a process has left the group, the supervisor"
+        " adopts it, so that it does not remain as a zombie, and it exits with the service. The"
+        " supervisor never kills its own process group by mistake.",
         no_speed="as F1",
     ),
     Row(
         "F38",
         "A connection dies silently while new connections work: a proxy drops its packets, or a NAT"
         " loses its entry.",
-        "A busy partition continues within 3 s, and an idle partition starts a message within 2"
-        " s. Nothing is lost, and nothing is handled twice. If the server only pauses, the daemon"
-        " waits and opens few new connections.",
+        "A partition on which messages are running continues within 3 s. A partition that is idle"
+        " starts a new message within 2 s. No message is lost or handled twice. If the server is"
+        " only paused, the connection is not dead, so the daemon waits and opens few new"
+        " connections.",
     ),
     Row(
         "F39",
         "The relay of an outbox dies, pauses for longer than its lease, or loses Redis or its"
         " database.",
-        "Each committed row is in its topic once, and no rolled-back row is in a topic. Rows of"
-        " a key keep their order. If a relay is lost, another relay takes over. While Redis or"
-        " the relay is unavailable, rows wait in the database.",
-        no_speed="not measured: the backlog is in the database",
+        "Each committed row is in its topic exactly once, and no row of a rolled-back transaction"
+        " is in a topic. Rows with the same key keep their order. If a relay is lost, another"
+        " relay takes over. While Redis or the relay is unavailable, rows wait in the database.",
+        no_speed="not measured, because the backlog is in the database",
     ),
 )
