@@ -78,31 +78,34 @@ MUTATIONS = (
         "a fetch does not watch the fence",
         _scope() | {"NO_FENCE": None},
         "2",
-        "each read is a transaction that watches the fence",
+        "a worker reads in a transaction that fails if the fence changes",
     ),
     Variant(
         "a new connection does not list pending entries",
         _scope() | {"NO_RECONCILE": None},
         "7",
-        "a worker lists its pending entries first on each new connection",
+        "a worker lists its pending entries on each new connection, before it reads",
     ),
     Variant(
         "a new connection lists pending entries without a session",
         _scope() | {"NO_SESSION": None},
         "7",
-        "message_recover writes a session to the fence before it lists the entries",
+        "message_recover opens a session in the fence before it lists the pending entries, so a"
+        " late read on an older connection fails",
     ),
     Variant(
         "lease_acquire does not compare the epoch",
         _scope(expiries=2) | {"NO_EPOCH": None},
         "3 or 7",
-        "lease_acquire returns MOVED if the epoch has changed since the caller read it",
+        "lease_acquire returns MOVED if the epoch has changed since the caller read it, because"
+        " another owner has acquired the lease in between",
     ),
     Variant(
         "the scoreboard records only the running entry",
         _scope() | {"RUNNING_ONLY": None},
         "4",
-        "the worker's slot has a state byte for each entry",
+        "the scoreboard has a state for each fetched entry, so finished entries are known after a"
+        " crash",
     ),
     Variant(
         "a separate call charges the crash",
@@ -114,37 +117,37 @@ MUTATIONS = (
         "the next worker keeps the token",
         _scope(faults=2, acquisitions=1, expiries=0) | {"SAME_TOKEN": None},
         "3 or 5",
-        "each worker process gets a new token",
+        "each worker process gets a new token, so a late call of its predecessor is rejected",
     ),
     Variant(
         "the housekeeper reclaims entries",
         _scope(faults=0, expiries=0) | {"FOREIGN": 1, "HOUSEKEEPER_RECLAIMS": None},
         "7",
-        "only the owner's worker reclaims entries",
+        "only the owner's worker takes over entries of other clients, so it knows of each one",
     ),
     Variant(
         "message_reclaim does not compare the session",
         _scope(expiries=0) | {"FOREIGN": 1, "NO_RECLAIM_SESSION": None},
         "7",
-        "message_reclaim returns SESSION if a newer connection has opened a session",
+        "message_reclaim returns SESSION if the worker has opened a session on a newer connection",
     ),
     Variant(
         "a released token is used again",
         _scope(expiries=0, releases=1) | {"TOKEN_REUSED": None},
         "4",
-        "a token is never used again once its release was sent",
+        "an instance never uses a token again once it has sent a release with this token",
     ),
     Variant(
         "a reload starts a worker while the old one still runs a message",
         _scope(faults=0, expiries=0) | {"RELOADS": 1, "REFENCE_EARLY": None},
         "4",
-        "reloads and recycles wait until the running message has finished",
+        "a worker is replaced only when its running message has finished",
     ),
     Variant(
         "lease_refence keeps the mark",
         _scope(acquisitions=3, expiries=2) | {"MARK_KEPT": None},
         "5",
-        "lease_refence clears the mark",
+        "lease_refence clears the mark of the messages that are about to run",
     ),
     Variant(
         "XACK precedes an insertion that is rejected",
@@ -156,7 +159,7 @@ MUTATIONS = (
         "settling does not check that the entry is pending",
         _scope() | {"NO_GATE": None},
         "1",
-        "settle_retry and settle_dead return GONE for an entry that is not pending",
+        "settle_retry and settle_dead change nothing and return GONE if the entry is not pending",
     ),
     _rounds(
         "a crash with several running messages charges the oldest",
@@ -168,7 +171,7 @@ MUTATIONS = (
     _rounds(
         "a crash does not shrink the next round",
         "2",
-        "a crash halves the largest round that its members may join",
+        "suspects may only join rounds of half the size after a crash",
         POISONS=1,
         NOT_HALVED=None,
     ),
@@ -192,7 +195,7 @@ MUTATIONS = (
     _rounds(
         "the mark names only the first message of a round",
         "3",
-        "the mark names all members of the round",
+        "the mark in Redis names all messages of the round that is about to run",
         KILLERS=1,
         MARKS_THE_FIRST=None,
     ),
@@ -206,7 +209,7 @@ MUTATIONS = (
     _rounds(
         "the first lost mark charges its message",
         "1",
-        "the first lost mark only isolates its messages",
+        "the messages of a mark are isolated but not charged when the first host is lost",
         N=2,
         PARTITIONS=2,
         KILLERS=1,
@@ -215,7 +218,7 @@ MUTATIONS = (
     _rounds(
         "an isolated message runs without an exclusive turn",
         "1",
-        "no other inherited message of the host runs at the same time",
+        "no other inherited message runs on the same host while an isolated message runs",
         N=2,
         PARTITIONS=2,
         KILLERS=1,
@@ -254,7 +257,7 @@ SCHEDULE_MUTATIONS = (
         "schedule_fire compares neither the due time nor the last tick",
         _schedule() | {"NO_DUE": None, "NO_SENT": None},
         "1",
-        "schedule_fire returns STALE for a tick that is no longer due",
+        "schedule_fire sends only the tick that is due next, and returns STALE for any other",
     ),
     _of_schedule(
         "schedule_fire does not compare the last tick",
@@ -266,7 +269,7 @@ SCHEDULE_MUTATIONS = (
         "schedule_fire does not compare the specification",
         _schedule() | {"NO_HASH": None},
         "4",
-        "schedule_fire returns CHANGED if the specification changed",
+        "schedule_fire returns CHANGED if the schedule was edited after the caller had read it",
     ),
     _of_schedule(
         "schedule_fire does not compare the clock",
@@ -278,7 +281,7 @@ SCHEDULE_MUTATIONS = (
         "a paused schedule stays due",
         _schedule() | {"PAUSE_LEAVES_DUE": None},
         "3",
-        "schedule_hold removes the schedule from the due schedules",
+        "schedule_hold, which pauses a schedule, removes it from the due schedules",
     ),
 )
 
@@ -297,31 +300,31 @@ OUTBOX_MUTATIONS = (
     _outbox(
         "the relay publishes rows that it read before the fence",
         "1",
-        "the relay reads the rows again after it has fenced the partitions",
+        "a relay reads the rows again after it has written its epoch to the partitions",
         NO_REREAD=None,
     ),
     _outbox(
         "outbox_publish does not compare the epoch",
         "1",
-        "outbox_publish returns FENCED if a later relay has fenced the partition",
+        "outbox_publish returns FENCED if a later relay has written its epoch to the partition",
         NO_EPOCH=None,
     ),
     _outbox(
         "a relay keeps its epoch after a lost reply",
         "1",
-        "the relay takes its outbox again, with a new epoch, after a lost reply",
+        "a relay acquires its outbox again, with a new epoch, after a lost reply",
         SAME_EPOCH=None,
     ),
     _outbox(
         "the next batch is published before the last one is deleted",
         "1",
-        "a record is replaced only after its rows are deleted from the table",
+        "the record of the published rows is replaced only after these rows are deleted",
         DELETE_LATER=None,
     ),
     _outbox(
         "a fence covers only partitions with rows",
         "1",
-        "a fence covers every partition of the topic",
+        "a relay writes its epoch to every partition of the topic, even to those without rows",
         GROWTH=1,
         FENCE_USED=None,
     ),
