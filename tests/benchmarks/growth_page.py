@@ -20,29 +20,31 @@ TEXT = """\
 
 # Cost by size
 
-This page answers two questions of capacity planning: what each additional assignment costs, and
-whether stored messages cost anything while they wait. `make bench NAME=growth` starts a real daemon
-on a private server for each shape and each kind of message below. It measures the CPU time that all
-processes and the server use, first while they are idle for {seconds:g} seconds, and then while they
-handle a backlog.
+This page answers two questions of capacity planning. How much CPU time does each additional
+*assignment* cost, that is, each partition of a topic that is handled for a group? And do stored
+messages cost CPU time while they wait? `make bench NAME=growth` starts a real daemon on a private
+server for each measurement. It reports the CPU time of all processes and of the server, first while
+they are idle for {seconds:g} seconds, and then while they handle a backlog.
 
 The data is from {date}: {cpu}, {cores} cores, Python {python}, {server}. Server and daemon share
-these cores. All figures come from a single run on one machine, so differences between adjacent rows
-are mostly noise. Compare the smallest size in a table with the largest. All values are in
+these cores. Each figure was measured only once, so differences between adjacent rows are mostly
+noise. To see a trend, compare the smallest size in a table with the largest. All values are in
 [growth.json](benchmarks/growth.json).
 
-The unit of CPU time is milliseconds per second (ms/s), so 10 ms/s is 1% of a core. Under load, it
-is microseconds per message. *streamqd* is the CPU time of the supervisor, the housekeeper and all
-workers together.
+For idle processes, CPU time is in milliseconds per second (ms/s), so 10 ms/s is 1% of a core. Under
+load, it is in microseconds per message. *streamqd* is the CPU time of the supervisor, the
+housekeeper and all workers together.
 
-The results of both measurements are, in short:
+In short, these are the results. The first items are about the number of assignments, and the others
+about [kinds of stored messages](#by-stored-messages):
 
 {findings}
 
 ## By assignments
 
-Each row of the following tables is a shape, written as topics x partitions x groups. An
-*assignment* is the combination of a partition and a group, and each assignment has one worker.
+The *shape* of a daemon is written as topics x partitions x groups. For example, `16x1x2` is 16
+topics with one partition each and two groups, which makes 32 assignments. Each assignment has one
+worker.
 
 ![Cost of idle assignments, and of each message](benchmarks/growth-units.svg)
 
@@ -51,28 +53,30 @@ all commands that the server executes, including commands within scripts:
 
 {rest}
 
-The second table shows the same daemons under load. The backlog is sent while all groups are paused,
-and the measurement lasts from the end of the pause until all messages are handled. The backlog has
-{messages:,} messages of {bytes:,} bytes, spread evenly over the partitions, or {least:,} messages
-per partition if that is more. Each group handles all messages, and the handler does nothing, so the
-table shows the cost of streamqd and Redis alone:
+The second table shows the same daemons under load. While all groups are paused, a backlog is sent.
+The measurement starts when the groups resume, and stops when all messages are handled. The backlog
+has {messages:,} messages of {bytes:,} bytes, spread evenly over the partitions, or {least:,}
+messages per partition if that is more. Each group handles all messages. The handler does nothing,
+so the table shows the cost of streamqd and Redis alone:
 
 {work}
 
 ## By stored messages
 
-Messages that wait in Redis use memory there. The following measurement shows whether they also use
-CPU time. The shape is always {shape}, and no message is due, so the daemon has none to handle or
-move. Only the number of stored messages of one kind grows. Each message has a body of {bytes:,}
-bytes. The kinds are:
+Messages that wait in Redis use memory. To show whether they also use CPU time, this measurement
+increases the number of stored messages of one kind, while everything else stays the same. The shape
+is always {shape}, and no message is due, so the daemon has nothing to handle or move. Each message
+has a body of {bytes:,} bytes. The kinds are:
 
 - *backlog*: unread messages while the consumer is paused
-- *pending*: messages that are pending at another client. The daemon checks them regularly, but
-  would claim them only after a day.
+- *pending*: messages that another client has read and not acknowledged. The daemon checks them
+  regularly, but would take them over only after a day.
 - *delayed*: half waiting retries and half delayed sends, which are due in a day
 - *dead*: dead letters
 
 ![Idle cost as the number of stored messages grows](benchmarks/growth-amounts.svg)
+
+The rows with an amount of 0 show the same daemon without messages:
 
 {amounts}
 """
@@ -163,9 +167,9 @@ def _describe_assignment_cost(what: str, rows: list[Row]) -> str:
         f" While idle, streamqd uses {few['rest']['ours, ms/s']:,.1f} ms/s in total at the smallest"
         f" size and {many['rest']['ours, ms/s']:,.1f} ms/s at the largest. On average, each further"
         f" assignment adds {ours:,.0f} µs per second in streamqd and {redis:,.0f} µs per second in"
-        " Redis. Because all assignments share the fixed cost of an instance, the cost per"
-        f" assignment changes from {per_assignment[0]:,.0f} to {per_assignment[1]:,.0f} µs per"
-        " second. Under load, worker and Redis together use"
+        " Redis. An instance also has a fixed cost, which its assignments share. If it is included,"
+        f" the cost per assignment changes from {per_assignment[0]:,.0f} to"
+        f" {per_assignment[1]:,.0f} µs per second. Under load, worker and Redis together use"
         f" {handling_us(few):,.1f} µs per message at the smallest size and"
         f" {handling_us(many):,.1f} µs at the largest"
         f" ({_format_change(handling_us(few), handling_us(many))})."
