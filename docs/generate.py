@@ -50,14 +50,16 @@ LONG_CELL = 20  # most words in a table cell; longer texts move below the table
 def _table_and_details(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a table, followed by a list of the sentences that do not fit in its last column.
 
-    A long cell keeps only its first sentence. An item of the list has a subitem for each `VALUE:
-    meaning` in its text.
+    A long cell keeps only its first sentence, and `Required.` or `Default: VALUE.` at its end. An
+    item of the list has a subitem for each `VALUE: meaning` in its text.
     """
     short, details = [], []
     for *cells, text in rows:
-        first, _, rest = " ".join(text.split()).partition(". ")
-        if len(text.split()) > LONG_CELL and rest:
-            text = f"{first}."
+        words = text.split()
+        body, *end = re.split(r"( Required\.| Default: \S+\.)$", " ".join(words))[:2]
+        first, _, rest = body.partition(". ")
+        if len(words) > LONG_CELL and rest:
+            text = f"{first}.{''.join(end)}"
             label = cells[0][: cells[0].rindex("`") + 1]
             lead, *values = re.split(r"(?:^|(?<=\. ))(\w+): ", rest)
             if len(values) > 2:
