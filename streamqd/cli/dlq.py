@@ -66,7 +66,7 @@ def dlq() -> None:
 def list_(
     session: Session, *, topic: str | None, limit: int, cursor: str, **filters: Any
 ) -> CommandResult:
-    """Show the dead letters of a topic, the newest first.
+    """Show the dead letters of a topic, newest first.
 
     Without TOPIC, the command shows the number of dead letters of each topic.
     """
@@ -161,7 +161,7 @@ def show(session: Session, *, topic: str, dead_letter_id: str, mask: bool) -> Co
 @page_options(20)
 @answering
 def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
-    """Show the audit log of a topic, the latest entry first.
+    """Show the audit log of a topic, latest entry first.
 
     The log records replays, purges and exports of dead letters, canceled retries and delayed sends,
     groups that were reset or deleted, growths of the topic, changes of its schedules, forgotten

@@ -160,8 +160,8 @@ def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandRe
 
     NEEDED BY is the group (or @archive) that still needs messages that retention would otherwise
     trim. It is `retention` if only the retention limits keep messages. NEEDED is the number of
-    messages from the oldest needed one on, and SINCE is the age of that message. The exit code is 1
-    if there is a problem.
+    messages from the oldest needed message on, and SINCE is the age of that message. The exit code
+    is 1 if there is a problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)

@@ -342,14 +342,14 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
 # --- configuration and code -----------------------------------------------------------------------
 
 
-@click.command(short_help="Reload configuration and handlers.")
+@click.command(short_help="Reload the configuration and the handlers.")
 @click.argument("instance", required=False)
 @reason_option
 @directing
 def reload(
     session: Session, *, instance: str | None, reason: str, dry_run: bool
 ) -> DirectiveResult:
-    """Reload configuration and handlers.
+    """Reload the configuration and the handlers.
 
     Without INSTANCE, all instances reload, one after the other. The effect is the same as SIGHUP.
     An instance replaces its workers one by one, each after its current message. If it finds an

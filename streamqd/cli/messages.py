@@ -471,7 +471,7 @@ def list_retries(
 ) -> CommandResult:
     """Show waiting retries of a group by due time.
 
-    All partitions are merged.
+    The retries of all partitions are merged.
     """
     choice = _choice(session, **filters)
     waiting = retries.messages(session.store, topic, group)

@@ -98,7 +98,8 @@ def spark_options(command: Command) -> Command:
 def pipeline() -> None:
     """Archive, query, replay and report on topics with Spark.
 
-    Requires the spark extra (pip install '.[spark]' in a clone of streamqd) and Java 17 or newer.
+    The commands require the spark extra (pip install '.[spark]' in a clone of streamqd) and Java
+    17 or newer.
     """
 
 
@@ -216,9 +217,10 @@ def compact(
     target: int,
     grace: float,
 ) -> CommandResult:
-    """Merge the small files of an archive now. Needs no Spark.
+    """Merge the small files of an archive now.
 
-    `pipeline archive` does this automatically when enough files of similar size have accumulated.
+    This does not need Spark. `pipeline archive` merges files automatically when enough files of
+    similar size have accumulated.
     """
     from streamqd.spark.pipelines.compact import compact as run
 
@@ -660,7 +662,7 @@ def shell(
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Open an SQL prompt on topics, in the archive and in Redis.
+    """Open an SQL prompt for topics, in the archive and in Redis.
 
     Finish each statement with a semicolon. Ctrl-C cancels a statement, and Ctrl-D exits. Statements
     from a pipe run in order, up to the first error.

@@ -237,8 +237,8 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
       streamqd schedule edit nightly --cron "0 4 * * *"
 
     Settings without an option do not change. The new due time is the first tick after this command.
-    The exit code is 8 if a configuration file declares the schedule: edit the file and reload
-    instead.
+    If a configuration file declares the schedule, the exit code is 8. In this case, edit the file
+    and reload instead.
     """
     stated = {key: value for key, value in given.items() if value is not None}
     if not stated:
@@ -254,7 +254,7 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
 @yes_accepted
 @answering
 def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
-    """Pause schedules until `streamqd schedule resume`.
+    """Pause schedules until you run `streamqd schedule resume`.
 
     A pause survives deploys, and each schedule keeps its due time. If one schedule cannot be
     paused, the command pauses none and exits with code 8.
@@ -307,7 +307,7 @@ def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
 def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool) -> CommandResult:
     """Remove schedules and their counts.
 
-    Sent messages are kept. A schedule that an instance declares cannot be removed: remove it from
+    Sent messages are kept. You cannot remove a schedule that an instance declares. Remove it from
     the configuration and reload first. If you pass such a schedule, the command removes none and
     exits with code 8.
     """

@@ -232,7 +232,7 @@ _DIRECTIVES = {
 def partitions(
     session: Session, *, topic: str | None, group: str | None, partition: int | None
 ) -> CommandResult:
-    """Show owner, lag and pending messages of each partition.
+    """Show the owner, lag and pending messages of each partition.
 
     There is a row for each partition and group. LAG counts unread messages, PENDING counts messages
     delivered but not acknowledged, and RETRIES counts messages that wait for their next attempt.
