@@ -50,8 +50,8 @@ class AssignmentRow:
 
     The first fields are read from Redis. The fields from `worker` to `hard_timeout` are published
     by the instance in `reporter`. This is the owner or, after a crash loop, the last owner. It is
-    '' if there is neither. `paused` and `stopped` are true as soon as a directive says so, even if
-    it has not been applied yet.
+    '' if there is neither. `paused` and `stopped` are true as soon as a directive is stored, even
+    if it has not been applied yet.
     """
 
     topic: str
@@ -166,7 +166,7 @@ AnyAssignment = TypeVar("AnyAssignment", bound=HasAssignment)
 
 
 def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAssignment]]:
-    """Group the rows by topic and group."""
+    """Return the rows grouped by topic and group."""
     found: dict[tuple[str, str], list[AnyAssignment]] = {}
     for row in rows:
         found.setdefault((row.assignment.topic, row.assignment.group), []).append(row)
@@ -176,16 +176,13 @@ def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAss
 def dependency_failures(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
     """Return the failures that can open a circuit.
 
-    Verdicts of a handler, such as `Dead`, cannot.
+    A verdict of a handler, such as `Dead` or `Retry`, cannot.
     """
     return tuple(each for each in failures if each.error not in _VERDICTS)
 
 
 def error_name(error: str) -> str:
-    """Return an error class without its module, which the log contains.
-
-    Return a sentence unchanged.
-    """
+    """Return an error class without its module, or a sentence unchanged. The log has the module."""
     return error if " " in error else error.rpartition(".")[2]
 
 

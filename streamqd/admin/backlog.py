@@ -20,7 +20,7 @@ PENDING_MAX = 10_000  # pending entries of one stream that are counted one by on
 def figures(
     reader: ViewReader, assignments: Sequence[Assignment]
 ) -> list[statistics.AssignmentFigures | None]:
-    """Measure assignments. The result for each of them is that of `assignment_figures`."""
+    """Measure assignments. Return the figures of each, or None as `assignment_figures` does."""
     calls = [statistics.measure_assignment(reader.keys, assignment) for assignment in assignments]
     replies = reader.measure(calls)
     return [
@@ -96,7 +96,10 @@ def other_clients(reader: ViewReader, assignments: Sequence[Assignment]) -> list
 
 
 def held_by_others(replies: Sequence[Any]) -> dict[str, int]:
-    """Return `other_clients` for one assignment, from the XPENDING summaries of its two streams."""
+    """Return the result of `other_clients` for one assignment.
+
+    `replies` contains the XPENDING summaries of its two streams.
+    """
     found: Counter[str] = Counter()
     for reply in replies:
         clients = [(name, int(count)) for name, count in (reply[3] or ())] if reply else []

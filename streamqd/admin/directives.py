@@ -728,19 +728,19 @@ _UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a sentence for each assignment whose pause is not confirmed.
+    """Return a sentence for each assignment that may not be paused yet.
 
-    Its worker still has a message running, or its owner has not published its state since the given
-    time (Unix ms, server's clock).
+    Either its worker still has a message running, or its owner has not published its state since
+    the given time (Unix ms, server's clock).
     """
     return _list_unreported(fleet, scope, since_unix_ms, paused=True)
 
 
 def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a sentence for each assignment whose end of the pause is not confirmed.
+    """Return a sentence for each assignment that may not have resumed yet.
 
-    Its worker is still paused, or its owner has not published its state since the given time (Unix
-    ms, server's clock). Assignments under another pause are left out.
+    Either its worker is still paused, or its owner has not published its state since the given time
+    (Unix ms, server's clock). Assignments under another pause are left out.
     """
     return _list_unreported(fleet, scope, since_unix_ms, paused=False)
 

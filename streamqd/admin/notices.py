@@ -34,7 +34,7 @@ def ordered(view: FleetSnapshot) -> Iterator[CheckResult]:
 
 @check("values.unreadable", Severity.PROBLEM)
 def _unreadable(view: FleetSnapshot) -> Iterator[CheckResult]:
-    """Values in Redis are invalid: the first one, and the number of others."""
+    """Values in Redis are invalid. The first one and the number of others are shown."""
     for row in view.unreadable[:1]:
         yield CheckResult(str(row), "`streamqd doctor`", about=row.key)
     if len(view.unreadable) > 1:
@@ -51,7 +51,7 @@ def _empty(view: FleetSnapshot) -> Iterator[CheckResult]:
 
 @check("fleet.suspended", Severity.WARNING)
 def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
-    """An instance is paused by a signal, or (as a note) is draining or drained."""
+    """An instance is paused by a signal. If it is draining or drained, this is a note."""
     for each in facts.instances:
         name, what = each.instance, f"instance {each.instance} is {each.state}"
         if each.state == "paused":
@@ -63,7 +63,7 @@ def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
 
 @check("assignments.alarming", Severity.PROBLEM)
 def _alarming(view: FleetSnapshot) -> Iterator[CheckResult]:
-    """An assignment is in a condition that needs attention, once per group and condition."""
+    """An assignment needs attention. Each group and condition is shown once."""
     for word in sorted(ALARMING, key=gravity):
         by_name = by_group(each for each in view.assignments if each.condition == word)
         for (topic, group), some in sorted(by_name.items()):
@@ -88,7 +88,7 @@ def _stuck(view: FleetSnapshot) -> Iterator[CheckResult]:
 
 @check("assignments.unseen", Severity.PROBLEM)
 def _unseen(view: FleetSnapshot) -> Iterator[CheckResult]:
-    """More partitions have no owner than were examined."""
+    """There are more partitions without an owner than were examined."""
     if view.unseen:
         yield CheckResult(f"{view.unseen} more partitions without an owner are not shown")
 

@@ -67,7 +67,7 @@ class FleetState:
 
     @cached_property
     def infos(self) -> dict[str, dict[str, Any]]:
-        """The published information of each instance."""
+        """The published information of each instance, by its name."""
         return {heartbeat.instance: heartbeat.info for heartbeat in self.heartbeats}
 
     def placeable(self) -> list[MemberView]:

@@ -210,8 +210,8 @@ def read_forwards(
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield the entries that follow `after`, up to and including `until`, in pages, oldest first.
 
-    A page has at most `size` entries. It ends after the entry with which the bodies exceed
-    BYTES_MAX.
+    A page has at most `size` entries. It ends early after the entry with which the bodies exceed
+    the BYTES_MAX of the script.
     """
     lower = "-" if after is None else range_after(str(after).encode())
     upper = "+" if until is None else str(until)

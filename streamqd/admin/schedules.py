@@ -537,7 +537,10 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
 
 
 def find_prunable(store: Store) -> list[ScheduleRow]:
-    """Return the schedules that `prune` removes, because their instance or topic is gone."""
+    """Return the schedules that `prune` removes.
+
+    No instance declares them, or their topic was deleted.
+    """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     rows = [each.row(now) for each in read_schedules(reader, index(reader))]
     gone = [row for row in rows if row.state in (ORPHANED, MISSING)]

@@ -366,7 +366,10 @@ def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[s
 def groups_on(
     reader: ViewReader, places: Sequence[tuple[str, int]], *, dead_letters: bool = True
 ) -> list[frozenset[str]]:
-    """Return the names of the groups that read each partition or, by default, its dead letters."""
+    """Return the names of the groups that read each partition.
+
+    By default, groups that read the dead letters of the partition are included.
+    """
     kinds = (reader.keys.stream, reader.keys.dlq) if dead_letters else (reader.keys.stream,)
     streams = [kind(*place) for kind in kinds for place in places]
     replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])

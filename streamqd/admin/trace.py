@@ -55,7 +55,7 @@ class EntryTrace:
     - `edited_from` is the message that was edited in the console.
     - `trace_id` is the trace ID of the send.
 
-    Any producer can write these headers, so they prove nothing.
+    Any producer can write the headers that contain these values, so they prove nothing.
     """
 
     id: str
@@ -145,7 +145,7 @@ class GroupTrace:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Everything that Redis still contains of one message.
+    """Everything that Redis still contains about one message.
 
     `where` is one of:
 
@@ -155,12 +155,11 @@ class Trace:
     - missing
 
     `written` is true if an entry or a copy proves that the message was written, false for a delayed
-    send, and null if there is no proof. If the search was for a delayed send that has become this
-    message, `send_id` is the ID of that send. If the search was for an ID that `Outbox.send`
-    returned, `outbox_uid` is that ID. Otherwise, they are ''. `archived` is true if the archive
-    pipeline has passed the message, and null if nothing is archived yet. `replays` contains the
-    entries that replays to every group have written to the partition. `complete` is false if a
-    limit stopped the search.
+    send, and null if there is no proof. `send_id` is set if you traced a delayed send that has
+    become this message, and `outbox_uid` if you traced an ID that `Outbox.send` returned.
+    Otherwise, they are ''. `archived` is true if the archive pipeline has passed the message, and
+    null if nothing is archived yet. `replays` contains the entries that replays to every group have
+    written to the partition. `complete` is false if a limit stopped the search.
     """
 
     uid: str

@@ -225,7 +225,7 @@ def answer(
         raise RequestRefusedError(f"no group reads topic {topic}; start a consumer of it")
     assignments = [row.assignment for row in seen.assignments]
     free = [row.assignment for row in seen.assignments if not row.owner]
-    # Views never read the value of a lease, so a lease key of the wrong type would look like a
+    # This view never reads the value of a lease, so a lease key of the wrong type would look like a
     # missing owner. Therefore, check the types of these keys.
     reader.keep_mistyped({store.keys.lease(*assignment): "string" for assignment in free})
     shown = _query_idle_seconds(

@@ -53,7 +53,10 @@ class SlowCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """The state of the server. `config` is empty without the permission to read it."""
+    """The state of the server.
+
+    `config` is empty if the user has no permission to read it.
+    """
 
     info: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
@@ -251,10 +254,7 @@ class UnreadableValue:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The facts about this host that matter for a daemon with this configuration.
-
-    None means unknown.
-    """
+    """The facts of this host for a daemon with this configuration. None means unknown."""
 
     state_dir: Path
     state_dir_problem: str = ""
@@ -300,7 +300,7 @@ class DiagnosisFacts:
 
     @cached_property
     def instances(self) -> Sequence[InstanceRow]:
-        """The members as rows, as views show them."""
+        """The members as the rows that views show."""
         state, summaries = self.fleet.state, self.fleet.summaries
         return [
             instance_row(state, heartbeat, summaries.get(heartbeat.instance, {}))
@@ -399,7 +399,7 @@ def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]
         if reply is None:
             return None, None
         trip = time.perf_counter() - begun
-        # The server presumably read its clock in the middle of the round trip.
+        # Assume that the server read its clock in the middle of the round trip.
         taken.append((trip, int(reply[0]) + int(reply[1]) / 1e6 - before - trip / 2))
     return round(median(trip for trip, _ in taken) * 1000, 3), round(min(taken)[1], 3)
 

@@ -328,7 +328,7 @@ class HeldPartition(NamedTuple):
 
 @check("stream.missing_group", Severity.PROBLEM)
 def _missing_group(facts: HeldPartition) -> Iterator[CheckResult]:
-    """A group of the configuration does not exist."""
+    """A group of the configuration does not exist on the partition."""
     for name in facts.expected:
         if facts.row.messages and name not in facts.present:
             yield CheckResult(
@@ -378,7 +378,7 @@ def _behind(facts: HeldPartition) -> Iterator[CheckResult]:
 
 @check("stream.archive", Severity.PROBLEM)
 def _archive(facts: HeldPartition) -> Iterator[CheckResult]:
-    """Entries that retention would free are not archived."""
+    """Entries that retention would free are not archived yet."""
     if facts.row.kept_by == "archive":
         yield CheckResult(
             f"unarchived entries keep {_amount(facts.row.needed)}",
@@ -389,7 +389,7 @@ def _archive(facts: HeldPartition) -> Iterator[CheckResult]:
 
 @check("stream.no_groups", Severity.PROBLEM)
 def _no_groups(facts: HeldPartition) -> Iterator[CheckResult]:
-    """Retention is set, and no group reads."""
+    """Retention is set, but no group reads the topic."""
     bounds = facts.holds.retention
     if facts.row.messages and not facts.present and bounds.bounded and not bounds.without_groups:
         yield CheckResult(
