@@ -275,7 +275,7 @@ def measure_assignments(
     """Return a row for each assignment, from Redis and from the values that its owner published.
 
     `shared_values` returns additional values for the row of an assignment. If the server keeps no
-    count of unread messages, at most `count_max` of them are counted one by one.
+    count of unread messages, they are counted one by one, up to `count_max`.
     """
     known = {(values["owner"], assignment): values for assignment, values in reports}
     known |= {

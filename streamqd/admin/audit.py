@@ -96,7 +96,7 @@ def record(
 
 
 def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
-    """Return a page of the log. It is empty if there is no log or no topic.
+    """Return a page of the log. It is empty if the log or the topic does not exist.
 
     Raises InvalidRequestError if the cursor is invalid.
     """

@@ -66,9 +66,9 @@ class DelayedChanged:
     """The result of an action on delayed sends.
 
     `changed` is the number of delayed sends that were changed. The others were no longer waiting.
-    `sent` lists those that were already sent, with the uids of their messages. `unknown` lists the
-    IDs that are not among the newest 10,000 entries of their partitions: these sends were canceled,
-    sent earlier, or never written.
+    `sent` lists the delayed sends that were already sent, with the uids of their messages.
+    `unknown` lists the IDs that are not among the newest 10,000 entries of their partitions: these
+    sends were canceled, sent earlier, or never written.
     """
 
     changed: int
@@ -128,7 +128,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 
 
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
-    """Cancel delayed sends. Each of them is either canceled or sent.
+    """Cancel delayed sends. Each one is either canceled or sent.
 
     Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError if a partition does not
     exist.
@@ -231,7 +231,7 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """Return the IDs by partition, in batches of which each fits one call.
 
-    If the IDs are given as a list, all of them are parsed before the first batch is returned.
+    If the IDs are given as a list, every ID is parsed before the first batch is returned.
     """
     read = _read(store, topic, names)
     if isinstance(names, Sequence):

@@ -830,9 +830,9 @@ class Departure:
     """The plan for the departure of an instance. `last` is true if no instance can take over.
 
     `longest_run_seconds` is the age of the message that has been running longest on the instance,
-    and `longest_run` is the assignment of that message. A drain waits for this message, up to the
-    drain_timeout of the instance. The fields are null and '' if no message is running or the
-    instance has published nothing.
+    and `longest_run` is its assignment. A drain waits for this message, up to the drain_timeout of
+    the instance. The fields are null and '' if no message is running or the instance has published
+    nothing.
     """
 
     instance: str

@@ -200,7 +200,7 @@ def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> lis
 
 
 def _reason(same_condition: list[AssignmentRow], control: Directives) -> str:
-    """Return the reason for the condition of these assignments, or '' if it is unknown."""
+    """Return the reason for the condition that some assignments share, or '' if it is unknown."""
     first = same_condition[0]
     stop, pause = control.find_stop(first.assignment), control.find_pause(first.assignment)
     if first.condition == "stopped" and stop is not None:

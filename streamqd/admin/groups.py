@@ -40,10 +40,10 @@ from streamqd.store.store import Store
 class GroupRow:
     """One group in `group list`, with sums over the partitions of its topic.
 
-    `owned` is the number of partitions that instances own, and `owners` contains the names of these
-    instances. The other fields have the same meaning as in `group describe`. `unreadable` lists
-    values of the topic that cannot be read. If they hide all groups of a topic, the topic has one
-    row without a group.
+    `owned` is the number of partitions that instances own, and `owners` contains the names of the
+    owning instances. The other fields have the same meaning as in `group describe`. `unreadable`
+    lists values of the topic that cannot be read. If they hide all groups of a topic, the topic has
+    one row without a group.
     """
 
     topic: str
@@ -308,7 +308,7 @@ class PartitionReset:
     `unread` is the number of entries after the new position, or a lower bound if `unread_exact` is
     false. `pending` is the number of forgotten deliveries, and `waiting_retries` the number of
     removed waiting retries. `retried` is the number of entries removed from the retry stream,
-    including acknowledged ones that were still kept there.
+    including acknowledged entries that were still kept there.
     """
 
     partition: int
@@ -376,7 +376,7 @@ def position(text: str, now_unix_ms: int) -> str:
 
     The value is earliest, latest, the ID of the first message to read, or a time. A time is either
     in RFC 3339 format, or a duration before `now_unix_ms`. Raises InvalidRequestError if the value
-    is none of these, and RequestRefusedError if the time is in the future.
+    is not valid, and RequestRefusedError if the time is in the future.
     """
     if text == EARLIEST:
         return "0-0"

@@ -88,8 +88,8 @@ def grow(
 
     The call does not wait for groups. To continue the growth, repeat it. `notify` is called with
     SWITCHED when the new partitions exist, even if an earlier call has created them, and with
-    RELEASED when some of them can be owned. A topic that already has `to` partitions is not
-    changed. Raises TopicNotFoundError and RequestRefusedError.
+    RELEASED when some can be owned. A topic that already has `to` partitions is not changed. Raises
+    TopicNotFoundError and RequestRefusedError.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)

@@ -76,11 +76,11 @@ class MessageFilter:
     """A filter for messages. A message must match each field that is set.
 
     `ids` contains names such as `PARTITION:PLACE`, and is only used by actions. `error_class`
-    matches the class with its module, or the last part of it. `key` must match exactly. All pairs
-    in `headers` must be present. Retries and delayed sends are read without headers, so none of
-    them matches a filter with headers. `since_unix_ms` (inclusive) and `until_unix_ms` (exclusive)
-    bound `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt that a retry may be waiting
-    for. Pending messages can only be filtered by partition and time.
+    matches the class with its module, or only its last part. `key` must match exactly. All pairs in
+    `headers` must be present. Retries and delayed sends are read without headers, so none of them
+    matches a filter with headers. `since_unix_ms` (inclusive) and `until_unix_ms` (exclusive) bound
+    `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt that a retry may be waiting for.
+    Pending messages can only be filtered by partition and time.
     """
 
     ids: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ EVERY = MessageFilter()
 class MessagePage(Generic[Row]):
     """One page of a list, with rows of its kind.
 
-    `total` is the number of all messages in the list, including those that do not match. Pass
+    `total` is the number of all messages in the list, including messages that do not match. Pass
     `cursor` to get the next page. It is '' on the last page. `complete` is False if the search
     stopped at its budget, or if the list leaves messages out. In both cases, more messages may
     match, even if `cursor` is ''. `unreadable` lists values in Redis that cannot be read. A message
@@ -240,7 +240,7 @@ class MessageList(Generic[Item, Row]):
     def examine(
         self, choice: MessageFilter = EVERY, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield every message that a filter examines, including those that do not match.
+        """Yield every message that a filter examines, even if it does not match.
 
         `most` is the approximate number of messages that the caller needs. It only affects the size
         of the pages. Raises RequestRefusedError if the partition does not exist.

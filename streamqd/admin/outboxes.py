@@ -54,7 +54,7 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
 def read_for_topic(
     reader: ViewReader, topic: str, configured: Collection[str] = ()
 ) -> list[OutboxView]:
-    """Return the outboxes that sent to a topic, and configured ones that no relay ever held."""
+    """Return the outboxes that sent to a topic, and configured outboxes that no relay ever held."""
     views = read(reader, configured)
     found = read_senders(reader, views, [topic])[topic]
     return [each for each in views if each in found or (each.name in configured and not each.epoch)]

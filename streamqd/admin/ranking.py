@@ -113,8 +113,7 @@ def slowest(rows: Iterable[AssignmentRow]) -> list[SlowHandler]:
 class FailureKind:
     """One kind of failure of a group.
 
-    `count` is the number of these failures on all partitions, and `seconds_ago` is the age of the
-    last.
+    `count` is the number of failures on all partitions, and `seconds_ago` is the age of the last.
     """
 
     error: str

@@ -135,7 +135,7 @@ def pairs(flat: Sequence[bytes] | None) -> dict[bytes, Any]:
 
 
 def last_id(info: Sequence[Any] | None) -> str:
-    """Return the last ID of a stream from XINFO STREAM, or 0-0 if there is no stream."""
+    """Return the last ID of a stream from XINFO STREAM, or 0-0 if the stream does not exist."""
     found: bytes = pairs(info).get(b"last-generated-id", b"0-0")
     return found.decode()
 
@@ -210,8 +210,8 @@ def read_forwards(
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield the entries that follow `after`, up to and including `until`, in pages, oldest first.
 
-    A page has at most `size` entries. It ends early after the entry with which the bodies exceed
-    the BYTES_MAX of the script.
+    A page has at most `size` entries, and ends early when its bodies reach 512 KiB. Only the last
+    body may exceed this limit.
     """
     lower = "-" if after is None else range_after(str(after).encode())
     upper = "+" if until is None else str(until)
@@ -372,7 +372,7 @@ class ViewReader:
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Find the keys that have the wrong type, for each mapping of keys to the wanted types.
 
-        Return a mapping of these keys to their actual types for each of the given mappings.
+        For each mapping, return these keys with their actual types.
         """
         replies = iter(self.ask([("TYPE", key) for some in wanted for key in some]))
         found = []

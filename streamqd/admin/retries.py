@@ -66,9 +66,9 @@ class RetriesCanceled:
     """The result of `retry cancel`.
 
     `dead_letters` is the number of retries that became dead letters, and `dead_letter_ids` contains
-    the IDs of these dead letters. `dropped` is the number of retries that were deleted without a
-    dead letter. `missing` is the number of retries that were no longer waiting. `unreadable` is the
-    number of retries that cannot be read. They stay, and can only be dropped.
+    their IDs. `dropped` is the number of retries that were deleted without a dead letter. `missing`
+    is the number of retries that were no longer waiting. `unreadable` is the number of retries that
+    cannot be read. They stay, and can only be dropped.
     """
 
     topic: str
@@ -90,7 +90,7 @@ def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, Retry
 
 
 def select_rows(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
-    """Return the retries that a filter names or, if it names none, all that match.
+    """Return the retries that a filter names or, if it names none, all matching retries.
 
     They are sorted by partition. Raises TopicNotFoundError. Raises RequestRefusedError if an ID is
     invalid or its retry is no longer waiting. This happens before any retry is changed.

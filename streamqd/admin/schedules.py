@@ -61,8 +61,8 @@ class ScheduleRow:
     orphaned (no instance declares it), unreadable, moving (to another partition), finished (no tick
     follows) or missing (its topic was deleted). `due_unix_ms` is null if no tick follows.
     `last_tick` is the `x-scheduled-for` of its last message, or null if it has not sent any, and
-    `late_ms` is the delay of that message. `fired` is the number of messages that it has sent.
-    `skipped` is the number of ticks for which it sent no message.
+    `late_ms` is its delay. `fired` is the number of messages that it has sent. `skipped` is the
+    number of ticks for which it sent no message.
     """
 
     name: str
@@ -144,7 +144,7 @@ class ScheduleChanged:
     """The result of a command that changes schedules, or of its dry run.
 
     `changed` maps each schedule to its new state, or to `removed`. `due_unix_ms` is their earliest
-    due time, or null if none of them has one.
+    due time, or null if there is none.
     """
 
     changed: dict[str, str]
@@ -335,7 +335,7 @@ class ScheduleTotals:
     """The number of schedules in each state.
 
     `late` is the number of schedules that were due more than a minute ago. `next_due_unix_ms` is
-    the earliest due time of the other schedules, or null if none of them has one.
+    the earliest due time of the other schedules, or null if there is none.
     """
 
     schedules: int
@@ -494,7 +494,7 @@ def edit(
 
 
 def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
-    """Pause schedules. Each of them keeps its due time.
+    """Pause schedules. Each keeps its due time.
 
     Raises InvalidRequestError, RequestRefusedError and InvalidValueError.
     """
@@ -513,7 +513,7 @@ def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sche
 def find_removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
     """Return the schedules with these names.
 
-    Raises InvalidRequestError, and RequestRefusedError if one of them may not be removed.
+    Raises InvalidRequestError, and RequestRefusedError if a schedule may not be removed.
     """
     now = server_unix_ms(store.connection)
     return [each.row(now) for each in _find_all(store, names) if _may_remove(store, each)]
@@ -662,7 +662,7 @@ def _read_stored(
 def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
     """Return the schedules with these names.
 
-    Raises InvalidRequestError, and RequestRefusedError if one of them does not exist.
+    Raises InvalidRequestError, and RequestRefusedError if a schedule does not exist.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -755,7 +755,7 @@ def _apply_to_each(
     act: Callable[[Store, TopicPartition, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
-    """Apply an action to schedules, after checking that each of them allows it."""
+    """Apply an action to schedules after checking that it is allowed for every one."""
     chosen = [found for found in _find_all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:

@@ -197,7 +197,8 @@ def read(
 def read_published(fleet: Fleet) -> FleetSnapshot:
     """Read the summaries of all instances, in two pipelines however many assignments there are.
 
-    Assignments that have a consumer but are in no summary are measured, up to STRAYS_MAX of them.
+    Assignments that have a consumer but are in no summary are measured, up to a maximum of
+    STRAYS_MAX.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)

@@ -23,7 +23,7 @@ class StackView:
     """The last published stack of an assignment, and the last request for one.
 
     While the request has no answer, `awaited` is true up to ANSWER_SECONDS after it, and `missed`
-    from then on. Neither is true if there is no request, or if `published` is the answer to it.
+    from then on. Neither is true without a request, or if `published` answers it.
     """
 
     request: Directive | None

@@ -29,7 +29,7 @@ class TopicRow:
     `messages` is the number of entries in its partitions. `groups` contains the names of its
     groups. `created_unix_ms` is the time at which it was registered, or null if that is unknown.
     `unreadable` lists invalid values in its keys, which count as missing. An invalid name in the
-    registry has a row of its own, in which `topic` is the text of that name.
+    registry has a row of its own, in which `topic` is the invalid text.
     """
 
     topic: str
@@ -60,8 +60,9 @@ class GroupLag:
 class PartitionRow:
     """A partition of a topic.
 
-    `added` is the number of all entries that were ever added. The IDs are '' if there is no entry.
-    `bytes` is the approximate memory of its stream, or null without the permission to read it.
+    `added` is the number of all entries that were ever added. `first_id` is '' if the partition is
+    empty. `last_id` is the last ID that was ever issued, or '' if there is none. `bytes` is the
+    approximate memory of the stream, or null without the permission to read it.
     """
 
     partition: int

@@ -133,7 +133,7 @@ def delete(
 
 
 def _batches(store: Store, topic: str, found: DeletionExtent) -> Iterator[list[str | bytes]]:
-    """Yield the keys to remove: first those with known names, then those that a scan finds."""
+    """Yield the keys to remove: first the known names, then the keys that a scan finds."""
     keys, numbers = store.keys, range(found.partitions)
     assignments = [(topic, number, group) for number in numbers for group in found.groups]
     of_assignments = (

@@ -208,7 +208,7 @@ def _parse_settings(topic: str, text: str) -> dict[str, Any]:
 
 
 def _merge_settings(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
-    """Return the settings to store, including those that only a later version of streamqd knows."""
+    """Return the settings to store, including settings that only a later version knows."""
     new = config.registered_settings(topic)
     bounds = before.get("retention")
     later = {

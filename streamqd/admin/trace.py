@@ -102,7 +102,7 @@ class GroupTrace:
     - waiting: failed, and waiting for its next attempt at `due_unix_ms`.
     - retry-unread: due for its next attempt, but not read yet.
     - dead-lettered
-    - acknowledged: delivered, and no trace of it is left.
+    - acknowledged: delivered, with no trace left.
     - missed, missing: used instead of unread and acknowledged if nothing proves that the message
       was ever written.
     - unreadable: the state cannot be read, for the reason in `problem`.

@@ -210,7 +210,7 @@ def answer(
     *,
     with_owners: bool = False,
 ) -> list[Answer]:
-    """Explain one partition of a topic or all of them, for one group or for every group.
+    """Explain one partition of a topic or all partitions, for one group or for every group.
 
     The answers are ordered by group. `configured` contains the names of the outboxes in the
     configuration. If no relay ever held such an outbox, its topics are unknown, so it is reported

@@ -181,11 +181,12 @@ class Pass:
 class Purged:
     """The result of a purge. `purged` and the next three fields are numbers of dead letters.
 
-    `unarchived` counts those that stay, because the topic requires an archive that does not contain
-    them yet. `missing` counts those that another client replayed or purged. `unknown` counts those
-    for which the connection was lost before the reply. `result` is done, stopped or failed, and
-    `error` is the reason. `first_id` and `last_id` identify the first and the last dead letter of
-    the calls that got a reply. `audited` is False if the audit log could not be written.
+    `unarchived` counts the dead letters that stay, because the topic requires an archive that does
+    not contain them yet. `missing` counts the dead letters that another client replayed or purged.
+    `unknown` counts the dead letters for which the connection was lost before the reply. `result`
+    is done, stopped or failed, and `error` is the reason. `first_id` and `last_id` identify the
+    first and the last dead letter of the calls that got a reply. `audited` is False if the audit
+    log could not be written.
     """
 
     topic: str

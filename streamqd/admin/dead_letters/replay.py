@@ -173,9 +173,9 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """The result of a replay. All counts are numbers of dead letters.
 
-    `missing` counts those that another client replayed or purged. `refused` counts, for each
-    reason, those that stay because of it. `unknown` counts those for which the connection was lost
-    before the reply, so each of them was either replayed or stays. `result` is done, limit (which
+    `missing` counts the dead letters that another client replayed or purged. `refused` counts the
+    dead letters that stay, by reason. `unknown` counts the dead letters for which the connection
+    was lost before the reply, so each was either replayed or stays. `result` is done, limit (which
     was reached), stopped or failed, and `error` is the reason. Dead letters newer than
     `started_unix_ms` were not read. `first_id` and `last_id` identify the first and the last
     replayed dead letter. `audited` is False if the audit log could not be written.
@@ -217,9 +217,9 @@ def replay(
     """Replay dead letters, the oldest of each partition first.
 
     `rate` is the number of dead letters per second. They are spaced evenly. At most `limit` dead
-    letters are replayed, and one that was already replayed `max_replays` times stays. `stop` is
-    called between batches, and the replay stops if it returns True. `progress` is called with the
-    size of each batch, and `examining` with the number of dead letters that were read for each
+    letters are replayed. A dead letter that was already replayed `max_replays` times stays. `stop`
+    is called between batches, and the replay stops if it returns True. `progress` is called with
+    the size of each batch, and `examining` with the number of dead letters that were read for each
     page.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
@@ -431,10 +431,10 @@ GroupPartition = tuple[str, int]  # group, partition
 class Receiver:
     """A group that would receive replayed messages, with the state of its destination partitions.
 
-    `partitions` is the number of its destination partitions. `owned` of them have a live owner, and
-    `paused` of them are paused. `owners` contains the names of the owning instances. `same_worker`
-    is the number of partitions whose current worker is older than the newest dead letter to replay,
-    so that the code that failed would run again.
+    `partitions` is the number of its destination partitions. `owned` is the number that have a live
+    owner, and `paused` the number that are paused. `owners` contains the names of the owning
+    instances. `same_worker` is the number of partitions whose current worker is older than the
+    newest dead letter to replay, so that the code that failed would run again.
     """
 
     group: str
@@ -450,10 +450,10 @@ class Receiver:
 class ReplayPlan:
     """The effects that a replay would have now.
 
-    `dead_letters` is the number of dead letters that would be replayed, and `replayed_before` the
-    number of these that were replayed before. `refused` counts, for each reason, the dead letters
-    that would stay. `causes` groups the dead letters to replay, as in `dlq stats`, and `receivers`
-    contains the groups that would get their messages. `notes` contains sentences for the operator.
+    `dead_letters` is the number of dead letters that would be replayed, and `replayed_before` is
+    the number that were replayed before. `refused` counts the dead letters that would stay, by
+    reason. `causes` groups the dead letters to replay, as in `dlq stats`, and `receivers` contains
+    the groups that would get their messages. `notes` contains sentences for the operator.
     `warnings` repeats the notes that are reasons not to replay. To replay only the dead letters
     that this plan counts, pass `until_unix_ms` to the filter.
 

@@ -74,7 +74,7 @@ class DeadLetterFields:
             return None
 
     def fields_for(self, view: type) -> dict[str, Any]:
-        """Return the values of those fields that a dataclass has under the same name."""
+        """Return the values of the fields that a dataclass has under the same name."""
         names = {field.name for field in fields(view)}
         texts = {name: self.text(_redis_name(name)) for name in _TEXTS if name in names}
         return texts | {name: self.number(_redis_name(name)) for name in _NUMBERS if name in names}
@@ -107,7 +107,7 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
 def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
     """Return the dead letter with an ID such as `3:1700000000000-0`.
 
-    Raises RequestRefusedError if the ID is invalid or there is no such dead letter.
+    Raises RequestRefusedError if the ID is invalid or the dead letter does not exist.
     """
     place = read_place(dead_letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
@@ -205,8 +205,7 @@ def _find_by_ids(
 ) -> list[DeadLetterPage]:
     """Return the named dead letters, each on its own page.
 
-    Raises RequestRefusedError if one does not exist or does not match, before any of them is
-    changed.
+    Raises RequestRefusedError if one does not exist or does not match, before any is changed.
     """
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:

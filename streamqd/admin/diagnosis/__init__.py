@@ -75,7 +75,7 @@ class DiagnosisReport:
 def select_checks(names: Sequence[str]) -> list[Check[DiagnosisFacts]]:
     """Return the checks with these IDs or areas, or all checks if none are given.
 
-    Raises InvalidRequestError if one of them is unknown.
+    Raises InvalidRequestError if a name is unknown.
     """
     if not names:
         return list(CHECKS)

@@ -150,7 +150,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCheck:
-    """A fence and a lease as they were read once. `lease_matches` is None if there is no lease."""
+    """A fence and a lease as they were read once. `lease_matches` is None without a lease."""
 
     fence: LeaseView
     lease_matches: bool | None
@@ -309,7 +309,10 @@ class DiagnosisFacts:
 
     @cached_property
     def published(self) -> Sequence[AssignmentRow]:
-        """The assignments in the summaries. During a move, an assignment can be in two of them."""
+        """The assignments in the summaries.
+
+        During a move, an assignment can be in two summaries.
+        """
         summaries = self.fleet.summaries.items()
         return [row for name, each in summaries for row in published_rows(name, each)]
 
