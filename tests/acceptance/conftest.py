@@ -1,4 +1,4 @@
-"""Fixtures: a daemon per test, on the shared server, which is emptied first."""
+"""Fixtures that start a daemon for one test on the shared server, after emptying the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--reload`: edits take effect however they are saved, and broken edits change nothing."""
+"""`--reload` applies edits no matter how an editor saves them, and broken edits change nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def run_watching(daemon: Daemon) -> Iterator[Daemon]:
 
 
 def version(daemon: Daemon, name: str) -> str:
-    """Return another version of the handler's code, of equal length, so only its time differs."""
+    """Return another version of the handler's code.
+
+    All versions have the same length, so that a change shows only in the file's time.
+    """
     before = daemon.module_path.read_text()
     line = next(each for each in before.splitlines() if each.startswith("VERSION = "))
     return before.replace(line, f'VERSION = "{name}"')
@@ -117,7 +120,7 @@ def test_broken_edit_is_logged_once_and_keeps_the_old_code(
 
 
 def test_deleted_restored_and_new_modules_cause_a_reload(new_daemon: NewDaemon):
-    """The imports of a handler from its directory are watched, even before they exist."""
+    """Modules that the handler imports from its directory are watched even before they exist."""
     daemon = new_daemon()
     code = daemon.module_path.read_text().replace('VERSION = "1"', "from words import VERSION")
     words = daemon.folder / "words.py"
@@ -167,7 +170,7 @@ def test_link_changed_to_another_file_counts_as_an_edit(new_daemon: NewDaemon):
         aside.rename(daemon.module_path)
         wait_reloaded(daemon, mark)
         assert_version(daemon, "2")
-        # The target of the link is watched, too.
+        # The target of the symbolic link is watched as well.
         mark = daemon.mark()
         save_by_rename(releases / "2.py", version(daemon, "3"))
         wait_reloaded(daemon, mark)

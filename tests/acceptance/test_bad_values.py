@@ -1,7 +1,7 @@
 """A bad value in Redis affects only the assignment or feature that it belongs to.
 
-The promise: all other partitions are handled within 2 s. Timeouts are 10 times as long, for busy
-machines.
+The promise is that all other partitions handle their messages within 2 s. The timeouts here are 10
+times as long, because the machine may be busy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS = Keys()
 ONE = (TOPIC, 0, GROUP)  # the assignment with bad values
 FLEET = "default"
 
-Plant = tuple[Any, ...]  # a Redis command
+Plant = tuple[Any, ...]  # the words of a Redis command
 
 
 def bad_hash_fields() -> Iterator[tuple[str, str]]:
@@ -89,7 +89,7 @@ def bad_values() -> list[tuple[str, list[Plant]]]:
 
 
 def test_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
-    """One field after another becomes bad, until all fields of all keys are bad."""
+    """The instance keeps running while one field after another becomes bad, until all are bad."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         mine = daemon.titles()
@@ -159,7 +159,7 @@ def test_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
 def test_start_names_a_fleet_key_of_a_wrong_type(
     new_daemon: Make, name: str, command: str, found: str
 ) -> None:
-    """An event names the key. Otherwise, the log would only contain the SHA of a script."""
+    """The event names the key, because the log would otherwise show only the SHA of a script."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "1s"})
     key = getattr(KEYS, name)(FLEET)
     daemon.link.execute(command, key, "x")
@@ -183,7 +183,7 @@ def test_start_names_a_fleet_key_of_a_wrong_type(
 
 
 def count_zcards(daemon: Daemon) -> int:
-    """Return the server's count of ZCARD calls, of which a heartbeat makes three."""
+    """Return the number of ZCARD calls that the server has handled. Each heartbeat makes three."""
     lines = daemon.link.execute("INFO", "commandstats").decode().splitlines()
     told = [line for line in lines if line.startswith("cmdstat_zcard:")]
     return int(told[0].partition("calls=")[2].partition(",")[0]) if told else 0
@@ -193,7 +193,7 @@ def count_zcards(daemon: Daemon) -> int:
 def test_other_topics_start_if_a_meta_key_has_a_wrong_type(
     new_daemon: Make, command: str, found: str
 ) -> None:
-    """The event names the key, not the SHA of a script."""
+    """The event names the key with the wrong type, not the SHA of a script."""
     daemon = new_daemon(partitions=1)
     one = daemon.tables["consumers"][0]
     daemon.write_config(consumers=[one, {**one, "topic": "bad"}])
@@ -210,7 +210,7 @@ def test_other_topics_start_if_a_meta_key_has_a_wrong_type(
 
 
 def test_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
-    """The next owner serves all other partitions, and this one after the fence is repaired."""
+    """The next owner serves all other partitions, and also this one once its fence is repaired."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     daemon.start()
     daemon.wait_event("worker.ready", partition=2)
@@ -232,7 +232,7 @@ def test_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
 
 
 def test_50000_junk_directives_cause_few_log_lines(new_daemon: Make) -> None:
-    """Log lines are limited, and the daemon continues to handle messages."""
+    """The daemon limits the number of log lines, and continues to handle messages."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "2s"})
     with daemon:
         for start in range(0, 50_000, 5_000):
@@ -250,7 +250,7 @@ def test_50000_junk_directives_cause_few_log_lines(new_daemon: Make) -> None:
 
 
 def test_partition_at_the_greatest_id_affects_no_other(new_daemon: Make) -> None:
-    """After an XADD with the highest possible ID, the housekeeper and other partitions work."""
+    """After an XADD with the highest ID, the housekeeper and other partitions still work."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         for stream in (KEYS.stream(TOPIC, 0), KEYS.retry_stream(*ONE)):
@@ -271,12 +271,12 @@ def test_partition_at_the_greatest_id_affects_no_other(new_daemon: Make) -> None
 
 
 def test_topic_with_a_deleted_meta_key_is_registered_again(new_daemon: Make) -> None:
-    """It returns within seconds with its former partition count, so producers can send again."""
+    """The topic returns within seconds with its partition count, so producers can send again."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     with daemon:
         for name in (KEYS.partitions(TOPIC), ""):
             mark = daemon.mark()
-            # The current configuration does not matter: the topic has 3 partitions.
+            # The configured number of partitions does not matter, because the topic already has 3.
             daemon.write_config(topics={TOPIC: {}})
             daemon.link.execute("DEL", KEYS.meta(TOPIC), *filter(None, [name]))
             daemon.wait_event("topic.restored", after=mark, topic=TOPIC, partitions=3)
@@ -295,7 +295,7 @@ def _crash_with_bad_epoch(daemon: Daemon) -> None:
 
 
 def _lease_of_wrong_type(daemon: Daemon) -> None:
-    """Make the release fail, which follows the stop of the worker."""
+    """Make the release fail that follows when the worker stops."""
     daemon.link.execute("DEL", KEYS.lease(*ONE))
     daemon.link.execute("HSET", KEYS.lease(*ONE), "spoiled", 1)
 
@@ -304,7 +304,7 @@ def _lease_of_wrong_type(daemon: Daemon) -> None:
 def test_drain_does_not_wait_for_a_lasting_bad_value(
     new_daemon: Make, spoil: Callable[[Daemon], None]
 ) -> None:
-    """A drain exits with code 0, because no handler is running."""
+    """A drain exits with code 0, because no handler is running that it would have to wait for."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "3s", "drain_timeout": "25s"})
     with daemon:
         daemon.wait_event("worker.ready", partition=0)

@@ -1,6 +1,7 @@
-"""A coroutine that blocks the event loop of its worker: the log, `why` and `doctor` name the code.
+"""If a coroutine blocks its worker's event loop, the log, `why` and `doctor` name the code.
 
-The handler records when it blocks. There is no time limit, but the loop must still be blocked.
+The handler records when it blocks the loop. The report has no time limit, but it must come while
+the loop is still blocked.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def hold(turned: threading.Event) -> None:
     re.match(r"(a|aa)+$", "a" * 60 + "b")
 """
 SLEEPS = "\ndef block() -> None:\n    time.sleep(3)\n"
-# The regular expression takes centuries, and holds the interpreter's lock.
+# The regular expression would take centuries, and it holds the interpreter's lock.
 FOR_EVER = '\ndef block() -> None:\n    re.match(r"(a|aa)+$", "a" * 200 + "b")\n'
 SEVERAL: dict[str, Any] = {"concurrency": 50, "order": "none"}
 
@@ -58,7 +59,7 @@ def line_number(daemon: Daemon, text: str) -> int:
 
 
 def block_seconds(folder: Path, event: dict[str, Any]) -> float:
-    """Return the seconds from the start of the block to the event."""
+    """Return the seconds from the moment when the loop was blocked until the event."""
     written = datetime.fromisoformat(event["ts"]).timestamp()
     return written - float((folder / "blocks").read_text())
 
@@ -67,7 +68,7 @@ def block_seconds(folder: Path, event: dict[str, Any]) -> float:
 def test_blocked_loop_is_reported_with_its_code(
     new_daemon: NewDaemon, options: dict[str, Any]
 ) -> None:
-    """One of 50 coroutines blocks for 3 s, or a worker's only coroutine does."""
+    """The report names the code, whether one of 50 coroutines blocks for 3 s or the only one."""
     with new_daemon(code=COMMON + SLEEPS, consumer=options) as daemon:
         uids = daemon.send(["block"] + ["wait"] * (49 if options else 0))
         event = daemon.wait_event("loop.blocked")
@@ -89,7 +90,10 @@ def test_blocked_loop_is_reported_with_its_code(
 def test_loop_blocked_in_c_code_is_reported_less_and_less(
     new_daemon: NewDaemon,
 ) -> None:
-    """The C code holds the interpreter's lock, so no thread of the worker can report it."""
+    """A block in C code is logged at growing intervals.
+
+    The C code holds the interpreter's lock, so no thread of the worker can report the line.
+    """
     with new_daemon(code=COMMON + FOR_EVER, consumer=SEVERAL, http="127.0.0.1:0") as daemon:
         daemon.send(["block"])
         daemon.wait_for(lambda: len(daemon.events("loop.blocked")) == 3, what="three reports")
@@ -112,7 +116,7 @@ def test_loop_blocked_in_c_code_is_reported_less_and_less(
 def test_loop_blocked_by_a_thread_names_no_handler_code(
     new_daemon: NewDaemon,
 ) -> None:
-    """The loop waits for another thread, so no line of the handler is blamed."""
+    """The report names no line of the handler, because the loop is waiting for another thread."""
     with new_daemon(code=COMMON + SLEEPS, consumer=SEVERAL) as daemon:
         daemon.send(["away"])
         event = daemon.wait_event("loop.blocked")

@@ -1,4 +1,4 @@
-"""An instance that cannot start workers releases their partitions, and takes them back later."""
+"""An instance that cannot start its workers releases their partitions and takes them back later."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pair(new_daemon: NewDaemon, **second: object) -> tuple[Daemon, Daemon]:
 
 
 def limit_file_descriptors(daemon: Daemon, soft: int) -> None:
-    """Set the limit of open file descriptors of the running supervisor."""
+    """Set the limit on open file descriptors for the running supervisor."""
     hard = psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE)[1]
     psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -59,7 +59,7 @@ def run_command(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def count_ready_workers(daemon: Daemon) -> int:
-    """Return the number of workers that reported ready, which a new process does only later."""
+    """Return the number of workers that have reported ready."""
     return len(daemon.events("worker.ready"))
 
 
@@ -70,7 +70,10 @@ def kill_workers(daemon: Daemon, count: int) -> None:
 
 @pytest.mark.promise
 def test_partitions_without_workers_move_away_and_back(new_daemon: NewDaemon):
-    """The other instance takes them immediately, and this one takes them back when it can."""
+    """The other instance takes the partitions immediately.
+
+    This one takes them back once it can start workers again.
+    """
     one, two = pair(new_daemon)
     with two, one:
         one.wait_for(
@@ -132,7 +135,7 @@ def _seconds(event: dict[str, object]) -> float:
 
 
 def test_instance_with_a_low_limit_serves_a_part_of_its_share(new_daemon: NewDaemon):
-    """If `ulimit -n` is too low for its share, the other instance serves the rest."""
+    """If `ulimit -n` is too low for an instance's share, the other instance serves the rest."""
     one, two = pair(new_daemon)
     one.within = ["prlimit", f"--nofile={KEPT_DESCRIPTORS + 20}", "--"]
     with two, one:
@@ -151,7 +154,7 @@ def test_instance_with_a_low_limit_serves_a_part_of_its_share(new_daemon: NewDae
 
 
 def test_why_names_the_limit_of_the_only_instance(new_daemon: NewDaemon):
-    """`why` names the limit of the only instance, and messages wait until it is lifted."""
+    """`why` names the limit of the only instance, and messages wait until the limit is lifted."""
     one, _ = pair(new_daemon)
     with one:
         one.wait_for(lambda: len(one.pids()) == PARTITIONS, timeout=PATIENCE, what="all run")

@@ -1,4 +1,4 @@
-"""A circuit breaker per partition: the cost of an outage, the probes, and the recovery."""
+"""The circuit breaker of each partition limits the cost of an outage, probes, and recovers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NewDaemon = Callable[..., Daemon]
 PARTITIONS, FAILURES, EACH = 4, 10, 60
 MOST = PARTITIONS * FAILURES
 
-# Appends a line per step, with the time of a clock that all processes share.
+# The handler appends one line per step, with the time on a clock that all processes share.
 CODE = """
 import os, time
 from pathlib import Path
@@ -61,8 +61,8 @@ def read_runs(daemon: Daemon, *what: str) -> list[RunRecord]:
 
 def configure_daemon(new_daemon: NewDaemon, probe_every: str, **consumer: Any) -> Daemon:
     breaker = {"failures": FAILURES, "probe_every": probe_every, "on": ["ConnectionError"]}
-    # Longer than a partition takes for its first failures, even on a busy machine. A message that
-    # fails again before the circuit opens spends an attempt.
+    # Longer than a partition takes for its first failures, even on a busy machine. If a message
+    # failed again before the circuit opens, it would spend another attempt.
     backoff = {"kind": "fixed", "base": "2s", "max": "2s"}
     made = {"max_attempts": 1, "backoff": backoff, "breaker": breaker} | consumer
     return new_daemon(partitions=PARTITIONS, consumer=made, code=CODE)
@@ -92,7 +92,7 @@ def count_halted(daemon: Daemon) -> int:
 
 
 def test_outage_costs_each_partition_only_a_few_failures(new_daemon: NewDaemon):
-    """The outage reaches all four partitions at the same time."""
+    """An outage that reaches all four partitions at once costs each only a few failures."""
     daemon = configure_daemon(new_daemon, "1h")
     (daemon.folder / "down").touch()
     with daemon:
@@ -100,7 +100,7 @@ def test_outage_costs_each_partition_only_a_few_failures(new_daemon: NewDaemon):
         daemon.wait_for(
             lambda: count_halted(daemon) == PARTITIONS, what="all partitions are halted", every=0.1
         )
-        # one line for the group in `status` and in `why TOPIC`, not one per partition.
+        # `status` and `why TOPIC` print one line for the group, not one per partition.
         said = run_command(daemon, "status")
         lines = [line for line in said.splitlines() if "circuit breaker" in line]
         assert len(lines) == 1, said
@@ -134,7 +134,7 @@ def test_open_circuit_stops_only_its_partition(new_daemon: NewDaemon):
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_circuit_probes_one_message_at_a_time(new_daemon: NewDaemon, lanes: int):
     daemon = configure_daemon(new_daemon, "100ms", concurrency=lanes, order="key")
-    spent = FAILURES + 2 * (lanes - 1)  # per partition: other lanes may run when it opens
+    spent = FAILURES + 2 * (lanes - 1)  # per partition: other lanes may be running when it opens
     (daemon.folder / "down").touch()
     began = time.monotonic()
     with daemon:

@@ -1,4 +1,4 @@
-"""The daemon on a Redis Cluster: partitions on all nodes, dead or hung nodes, moving slots."""
+"""The daemon works on a Redis Cluster whose nodes die or hang and whose slots move."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Make = Callable[..., Daemon]
 
 @pytest.fixture(scope="module")
 def whole_cluster(binary: Path) -> Iterator[Cluster]:
-    """Three masters with one replica each."""
+    """A cluster of three masters with one replica each."""
     with Cluster(binary) as made:
         yield made
 
@@ -92,7 +92,10 @@ def test_topic_on_all_cluster_nodes_is_handled(make: Make, cluster: Cluster) -> 
 def test_commands_read_all_cluster_nodes(
     make: Make, cluster: Cluster, run_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`check` skips the handlers, because they are not under test."""
+    """The commands read the keys of all nodes.
+
+    `check` skips the handlers, because they are not under test here.
+    """
     daemon = make(partitions=4)
     addresses = {f"127.0.0.1:{node.port}" for node in cluster.nodes if node.role() == "master"}
     with daemon:
@@ -141,7 +144,7 @@ def test_acl_users_work_on_a_cluster(make: Make, cluster: Cluster) -> None:
 
 
 def owners(daemon: Daemon) -> Any:
-    """Return the summary that the instance publishes."""
+    """Return the summary that the instance publishes about its partitions."""
     return daemon.link.execute("GET", daemon.keys.instance("default", "one"))
 
 
@@ -182,9 +185,10 @@ def offset(node: Node) -> int:
 def test_hung_cluster_node_stops_only_its_partitions(
     make: Make, cluster: Cluster, coverage: str
 ) -> None:
-    """Its replica is down, too, so no node takes over. The other partitions keep their leases.
+    """The other partitions keep their leases while one node hangs.
 
-    If full coverage is required, the other nodes answer CLUSTERDOWN, and all partitions wait.
+    The node's replica is down as well, so that no other node takes over. If the cluster requires
+    full coverage, the other nodes answer CLUSTERDOWN, and all partitions wait.
     """
     ttl = 3.0
     daemon = make(partitions=6, daemon={"lease_ttl": f"{ttl}s"})
@@ -230,7 +234,10 @@ def test_hung_cluster_node_stops_only_its_partitions(
 
 @pytest.mark.fault("F24", "F16")
 def test_slow_slot_migration_repeats_and_loses_nothing(make: Make, cluster: Cluster) -> None:
-    """The move stops with half of the keys moved. The replies are TRYAGAIN, ASK, then MOVED."""
+    """A slot migration that stops with half of its keys moved repeats and loses no message.
+
+    The replies are first TRYAGAIN, then ASK, then MOVED.
+    """
     ttl = 2.0
     daemon = make(partitions=3, daemon={"lease_ttl": f"{ttl}s"})
     with daemon:

@@ -1,6 +1,7 @@
-"""Several messages of a partition at a time: none is lost or charged wrongly, and order is kept.
+"""Several messages of a partition run at a time without a loss, a wrong charge or a wrong order.
 
-Most tests run with coroutines and with threads, which understand the same payloads.
+Most tests run once with coroutines and once with threads. Both handlers understand the same
+payloads.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def test_slow_message_does_not_delay_others(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(concurrency=2), code=KINDS[kind]) as daemon:
         (slow,) = daemon.send(["await go"])
         daemon.wait_run(slow)
-        for _ in range(3):  # includes messages that are sent while it runs
+        for _ in range(3):  # these include messages that are sent while it runs
             more = daemon.send(["spin 10"] * 40)
             daemon.wait_for(
                 lambda more=more: (
@@ -310,7 +311,7 @@ async def obey(message: Message) -> None:
 
 @pytest.mark.slow
 def test_busy_worker_killed_60_times_never_stops_the_daemon(new_daemon: NewDaemon):
-    """The next worker takes over any state of the slot table."""
+    """The next worker can take over the slot table in any state in which a kill has left it."""
     dice = random.Random(1)
     restart = {"crash_backoff": FAST, "crash_loop": 1000}
     settings = consumer(concurrency=128)
@@ -351,7 +352,7 @@ def obey(message: Message) -> None:
 
 
 def test_handler_threads_share_one_producer(new_daemon: NewDaemon):
-    """Runs in four threads use one producer of their module, and send each message once."""
+    """Runs in four threads share the producer of their module, and send each message once."""
     daemon = new_daemon(consumer=consumer(concurrency=4))
     code = COMMON + PRODUCING.format(config=str(daemon.config_path))
     daemon.write_code(code)

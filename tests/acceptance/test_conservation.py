@@ -1,4 +1,4 @@
-"""Conservation with deliberate losses: a missing message was handled or is counted as lost."""
+"""When messages are lost on purpose, each missing one was either handled or counted as lost."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.support.trial import GROUPS, WORK
 pytestmark = pytest.mark.promise
 
 PARTITIONS = 2
-ABOVE, NODE = 60, 10  # entries: the limit per partition, and per stream node, dropped as a whole
-BATCH, RUNS = 20, 16  # messages sent per step, and runs to wait for
-LOST = 20  # messages that each group must lose per partition, at least
+ABOVE, NODE = 60, 10  # entries: the limit per partition, and the size of a stream node
+BATCH, RUNS = 20, 16  # messages sent per step, and the number of runs to wait for
+LOST = 20  # messages; the least that each group must lose per partition
 
 
 def read_counter(port: int, name: str, assignment: Assignment) -> int:
@@ -48,7 +48,10 @@ def has_begun(daemon: Daemon, runs: int) -> bool:
 def test_every_missing_message_is_handled_or_counted_as_lost(
     fresh_server: ProcessServer, tmp_path: Path
 ):
-    """Two groups get twice as many messages as they can handle. Every fifth expires after 50 ms."""
+    """Two groups receive twice as many messages as they can handle.
+
+    Every fifth one expires after 50 ms.
+    """
     port = free_port()
     daemon = Daemon(
         *(tmp_path, fresh_server.url),
@@ -100,7 +103,8 @@ def test_every_missing_message_is_handled_or_counted_as_lost(
             )
             assert missing_entries == 0
             assert expired > 0
-            # A message that was lost while pending may still be handled, because it was in flight.
+            # A message that was lost while it was pending may still be handled, because it was
+            # already in flight.
             least = seen.lost_unread + expired
             assert least <= unhandled <= least + seen.lost_pending
         assert daemon.stop() == 0

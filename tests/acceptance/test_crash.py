@@ -1,4 +1,4 @@
-"""Processes die at any time: nothing is lost, only running messages are charged or repeated."""
+"""When a process dies, nothing is lost, and only running messages are charged or repeated."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 
-TTL = 60.0  # seconds; no test may wait for it
+TTL = 60.0  # seconds; so long that no test may wait for it
 GREEDY = {"prefetch_bytes": "256MiB"}  # large, so that it does not limit the first reads
-AT_ONCE = 5.0  # seconds; far below the TTL, generous for a busy machine
+AT_ONCE = 5.0  # seconds; far below the TTL, but enough for a busy machine
 
 
 def charged_uid(charged: str, partition: int) -> str:
-    """Return the uid of a message in its first run, from its place in the log."""
+    """Return the uid of a message in its first run, given its place as the log names it."""
     return f"{TOPIC}/{partition}/{charged.removeprefix('m:')}"
 
 
@@ -97,7 +97,7 @@ def test_random_kills_repeat_only_charged_runs(new_daemon: NewDaemon, chance: ra
                 what="100 messages are in hand",
                 every=0.002,
             )
-            # The kill comes after 0 to 39 more starts, in any state of the worker.
+            # The kill comes after 0 to 39 more starts, so it can hit the worker in any state.
             moment = daemon.ledger.count("start") + chance.randrange(40)
             daemon.wait_for(
                 lambda moment=moment: daemon.ledger.count("start") >= moment,
@@ -146,7 +146,7 @@ def test_message_that_kills_its_process_is_dead_lettered(
     new_daemon: NewDaemon, payload: str, cause: dict[str, str], name: str
 ):
     with new_daemon(consumer=GREEDY | {"max_crashes": 3}) as daemon:
-        # The size of the first read is fixed. Later sizes depend on the duration of runs.
+        # The size of the first read is fixed, but later sizes depend on how long the runs take.
         daemon.pause()
         before, behind = FIRST_COUNT // 2, 100 - FIRST_COUNT // 2
         payloads = ["await go"] + ["sleep 0.001"] * (before - 1) + [payload]
@@ -176,7 +176,7 @@ def test_message_that_kills_its_process_is_dead_lettered(
         assert daemon.ledger.audit(GROUP) == Audit(lost=[killer], repeated={killer: 3})
         assert daemon.ledger.finished_uids(GROUP) == set(uids) - {killer}
         assert len(daemon.events("worker.crashed")) == 3
-        # One poison message is no crash loop, so there is no wait and no open breaker.
+        # One poison message is not a crash loop, so there is no delay and the breaker stays closed.
         assert daemon.events("worker.crash_looped") == []
         times = [each.at for each in daemon.ledger.records_for(killer, "start")]
         assert all(later - earlier < AT_ONCE for earlier, later in pairwise(times))
@@ -261,8 +261,9 @@ def test_successor_of_a_killed_supervisor_resumes_immediately(
         daemon.wait_settled()
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
-        # Only running messages are repeated, not finished messages without an acknowledgment. A
-        # worker notes a message as running before its handler writes the first line.
+        # Only messages that were running are repeated. Messages that finished but were not
+        # acknowledged do not run again. A worker notes a message as running before its handler
+        # writes the first line.
         assert audit.repeated == dict.fromkeys(ran & begun, 2)
         assert ran <= pending
         assert daemon.ledger.finished_uids(GROUP) == set(uids)
@@ -349,7 +350,7 @@ def test_killed_housekeeper_is_replaced_without_a_lost_lease(new_daemon: NewDaem
 
         exited = daemon.wait_event("housekeeper.exited", after=mark)
         daemon.wait_event("housekeeper.started", after=exited["number"])
-        (uid,) = daemon.send(["fail"])  # its retry needs a housekeeper
+        (uid,) = daemon.send(["fail"])  # its retry needs a running housekeeper
         daemon.wait_run(uid, "raise", count=2)
         text = daemon.wait_for(lambda: _metrics(address), what="metrics are served again")
         assert "streamqd_housekeeper_restarts_total" in text

@@ -1,4 +1,7 @@
-"""The body in a dead letter: complete, as a hash, or only its size; and oversized messages."""
+"""A dead letter keeps the complete body, its hash or only its size, as the configuration says.
+
+This module also tests messages that are too large.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def test_dead_letter_without_a_body_is_not_replayed(
 
         (row,) = run(daemon, "list", TOPIC)["rows"]
         assert run(daemon, "show", TOPIC, row["id"])["other"]["payloadBytes"] == str(len(body))
-        # A replay is impossible, and the attempt loses nothing.
+        # The dead letter cannot be replayed, but trying to do so loses nothing.
         told = run(daemon, "replay", TOPIC, "--all", "--yes", code=8)
         assert told["replayed"] == 0
         assert list(told["refused"]) == ["its body was not kept (dlq_body)"]
@@ -57,7 +60,7 @@ def test_oversized_message_is_dead_lettered_unhandled(
 ) -> None:
     with new_daemon(daemon={"max_message_bytes": "4KiB"}, consumer=consumer) as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
-        # The largest message that a producer may send.
+        # This is the largest message that a producer may send.
         whole = "ok".ljust(4096)
         daemon.link.execute("XADD", stream, "*", "payload", whole, "key", "k" * 4096)
         giant = "ok".ljust(4097)
@@ -76,7 +79,7 @@ def test_oversized_message_is_dead_lettered_unhandled(
         assert "besides its payload it has 9,0" in letters[1]["errorMessage"]
         assert not daemon.events("worker.exited")
 
-        # With a larger limit, they can be handled.
+        # With a larger limit, the messages can be handled.
         epoch = daemon.epochs()[0]
         daemon.write_config(daemon={**daemon.tables["daemon"], "max_message_bytes": "64KiB"})
         assert daemon.stop() == 0
@@ -112,7 +115,10 @@ def test_inherited_oversized_message_is_dead_lettered(new_daemon: NewDaemon) -> 
 def test_redact_error_applies_to_the_error_of_a_dead_letter(
     new_daemon: NewDaemon, code: str, kept: str, concurrency: int
 ) -> None:
-    """No message is lost, even if `redact_error` fails."""
+    """`redact_error` changes the error in a dead letter.
+
+    No message is lost, even if `redact_error` itself fails.
+    """
     daemon = new_daemon(consumer={"max_attempts": 1, "concurrency": concurrency})
     hook = f"\n\ndef redact_error(text):\n    return {code}\n"
     daemon.write_code(daemon.module_path.read_text() + hook)

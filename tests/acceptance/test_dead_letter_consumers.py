@@ -111,12 +111,13 @@ def is_settled(daemon: Daemon, letters: int) -> bool:
 
 
 def test_dead_letters_are_handled_retried_and_given_up(make: NewDaemon):
-    # One letter succeeds at the first attempt, one at the third, one never.
+    # One dead letter succeeds at its first attempt, one at its third, and one never.
     with make() as daemon:
         plain, twice, never = daemon.send(["plain", "twice", "never"])
         given_up = daemon.wait_event("dead_letter.given_up")
         daemon.wait_for(lambda: is_settled(daemon, 3), what="all letters are done with")
-        # Trimming does not wait for the reader, which has no group in the partition's stream.
+        # The partition can be trimmed without waiting for the reader, which has no group in its
+        # stream.
         daemon.wait_for(
             lambda: daemon.link.execute("XLEN", daemon.keys.stream(*PLACE)) == 0,
             what="the partition is trimmed",
@@ -151,7 +152,7 @@ def test_dead_letters_are_handled_retried_and_given_up(make: NewDaemon):
 
 def test_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
     with make(retry_max_age="1h") as daemon:
-        fields = ("payload", "never", "originalId", "1000-0")  # sent in 1970
+        fields = ("payload", "never", "originalId", "1000-0")  # an ID from 1970
         daemon.link.execute("XADD", daemon.keys.stream(*PLACE), "*", *fields)
         given_up = daemon.wait_event("dead_letter.given_up")
         assert (given_up["uid"], given_up["reason"]) == (f"{TOPIC}/0/1000-0", "attempts")
@@ -179,7 +180,8 @@ def test_retries_of_a_dead_letter_group_can_be_canceled(make: NewDaemon):
         assert (row.lease, row.owner, row.lag) == ("owned", "one", 0)
         (told,) = why.answer(Fleet(daemon.store, "default", 60.0), TOPIC, 0, READER)
         assert (told.row.group, told.row.owner, told.row.waiting_retries) == (READER, "one", 1)
-        # A canceled retry creates no dead letter, because the original is still there.
+        # Canceling the retry creates no dead letter, because the original dead letter is still
+        # there.
         rows = retries.select_rows(daemon.store, TOPIC, READER, EVERY)
         assert [each.uid for each in rows] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
@@ -211,7 +213,7 @@ def test_dead_letters_survive_a_killed_process(make: NewDaemon, victim: str):
         assert daemon.ledger.finished_uids(READER) == {hold, plain}
         assert len(read_attempts(daemon, last)) == 2, "it ran as often as it may kill"
         assert read_attempts(daemon, hold) == [1, 1], "a crash is no failed attempt"
-        # No count is left that would charge a later dead letter.
+        # No crash count is left behind that would be charged to a later dead letter.
         assert not daemon.link.execute("EXISTS", daemon.keys.attempts(*PLACE, READER))
 
 
@@ -221,7 +223,7 @@ def test_dead_letters_purged_in_flight_count_as_missing(make: NewDaemon):
     replayed, purged, kept = daemon.send(["replayed", "purged", "kept"])
     daemon.wait_for(lambda: len(daemon.letters()) == 3, what="all are dead")
     assert daemon.stop() == 0
-    # Leave them pending, like a reader that is killed before it handles them.
+    # Leave the dead letters pending, like a reader that is killed before it handles them.
     link, keys, assignment, dlq = (
         daemon.link,
         daemon.keys,
@@ -236,7 +238,7 @@ def test_dead_letters_purged_in_flight_count_as_missing(make: NewDaemon):
     assert link.run(dead.purge(keys, *PLACE, [ids[1]])).values == [1, 0, 0]
 
     daemon.start()
-    # The replayed message fails again and becomes a new dead letter.
+    # The replayed message fails again, so there is a new dead letter.
     daemon.wait_for(lambda: read_attempts(daemon, replayed), what="the new letter is read")
     daemon.wait_for(lambda: is_settled(daemon, 2), what="all letters are done with")
     assert [len(read_attempts(daemon, each)) for each in (replayed, purged, kept)] == [1, 0, 1]
@@ -259,7 +261,8 @@ def test_reset_of_a_dead_letter_group_affects_no_other_group(make: NewDaemon):
 
     (row,) = groups.reset(Store(link, keys), TOPIC, READER, "earliest").partitions
     assert (row.unread, row.unread_exact, row.pending) == (3, True, 0)
-    # A dead letter purged from the middle is not counted, even if the server's lag includes it.
+    # A dead letter that was purged from the middle is not counted, even if the server's lag
+    # includes it.
     (_, second, _) = link.execute("XRANGE", keys.dlq(*PLACE), "-", "+")
     link.run(dead.purge(keys, *PLACE, [second[0].decode()]))
     assert groups.describe(Store(link, keys), TOPIC, READER).lag == 2

@@ -1,4 +1,4 @@
-"""From the causes of last night's dead letters to a safe replay, with a real daemon."""
+"""An operator gets from the causes of last night's dead letters to a safe replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 
-# Fails in two ways, once in a library. One message kills its process.
+# Messages fail in two ways, one of them inside a library. One message kills its process.
 BROKEN = """
 import json, os
 from streamqd import Message

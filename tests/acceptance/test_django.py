@@ -1,4 +1,4 @@
-"""Django projects with the real daemon: tasks of Django 6, and the tables of the outbox."""
+"""Django projects work with the real daemon: the tasks of Django 6, and the outbox tables."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def python() -> Path:
 
 @pytest.fixture
 def new_project(tmp_path: Path, server: Server, python: Path) -> Make:
-    """Make a project of Django 6 with more settings: `new_project(DIRECT)`."""
+    """Create a Django 6 project with additional settings: `new_project(DIRECT)`."""
     return lambda settings="": Project(tmp_path, python, server.url, settings)
 
 
 @pytest.fixture
 def worker(new_daemon: Callable[..., Daemon], python: Path) -> Daemon:
-    """A daemon that runs the tasks of the project. It is not started."""
+    """A daemon that runs the tasks of the project. The test starts it."""
     consumer = {"topic": "default", "handler": "streamqd.django.worker:run_task"}
     daemon = new_daemon(consumer=consumer | {"max_attempts": 4, "backoff": {"base": "10ms"}})
     daemon.write_config(topics={"default": {"partitions": 2}})
@@ -66,12 +66,12 @@ def worker(new_daemon: Callable[..., Daemon], python: Path) -> Daemon:
 def shop_url(
     request: pytest.FixtureRequest, new_database_server: Callable[[str], DatabaseServer]
 ) -> str:
-    """The URL of an empty database, in each dialect in turn."""
+    """The URL of an empty database. Each test runs once per dialect."""
     return new_database_server(request.param).new()
 
 
 def count_rows(url: str) -> int:
-    """Return the number of rows that wait in the outbox."""
+    """Return the number of rows that are waiting in the outbox."""
     with connect(url) as database:
         return database.backlog(100)[0]
 
@@ -83,12 +83,12 @@ def rows(project: Project) -> list[tuple[str, bytes, int | None]]:
 
 
 def offer_outbox(worker: Daemon, url: str) -> None:
-    """Make the daemon move the rows of a database to Redis."""
+    """Configure the daemon to move the rows of a database to Redis."""
     worker.write_config(outboxes=[{"name": "shop", "database": url}])
 
 
 def databases_setting(url: str) -> str:
-    """Return the setting DATABASES for the URL of a test's database."""
+    """Return the DATABASES setting for the URL of a test's database."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     engine = {"mysql": "mysql", "postgresql": "postgresql"}.get(parts.scheme, "sqlite3")
@@ -110,7 +110,7 @@ if {engine == "mysql"}:
 
 
 def dead_letter_errors(daemon: Daemon) -> dict[bytes, bytes]:
-    """Return the errors of the dead letters by payload."""
+    """Return the error of each dead letter by its payload."""
     found = {}
     for partition in range(2):
         letters = daemon.link.execute("XRANGE", daemon.keys.dlq("default", partition), "-", "+")
@@ -155,13 +155,13 @@ asyncio.run(invoice.aenqueue(4))
     first, second = said.splitlines()
     assert first.startswith("default/outbox/")
     assert first.endswith(" READY")
-    assert len(first.split()[0]) < 64  # as Django promises
+    assert len(first.split()[0]) < 64  # the limit that Django promises
     assert second.startswith("default/outbox/")
 
 
 @pytest.mark.parametrize("django", ["this", "six"])
 def test_send_works_on_every_supported_django(tmp_path: Path, server: Server, django: str) -> None:
-    """Django 5.2 has no tasks, and the app, `send` and `fresh_connections` work with it."""
+    """The app, `send` and `fresh_connections` also work with Django 5.2, which has no tasks."""
     python = Path(sys.executable) if django == "this" else django_environment.interpreter()
     project = Project(tmp_path, python, server.url, "del TASKS\n")
 
@@ -188,7 +188,10 @@ with transaction.atomic():
 def test_migration_creates_the_tables_of_the_relay(
     tmp_path: Path, server: Server, python: Path, database_url: str
 ) -> None:
-    """The tables, an inserted row, a dead-lettered row and the rollback work on each database."""
+    """On each database, the migration creates both tables and can be rolled back.
+
+    A row can be inserted, and a dead-lettered row can be stored.
+    """
     project = Project(tmp_path, python, server.url, databases_setting(database_url))
     assert "No changes detected" in project.manage("makemigrations", "--check")
     assert "CREATE TABLE" in project.manage("sqlmigrate", "streamqd", "0001")
@@ -291,7 +294,10 @@ def test_wrong_streamqd_setting_error_is_one_sentence(new_project: Make) -> None
 def test_committed_task_runs_once_and_rolled_back_one_never(
     new_project: Make, worker: Daemon, shop_url: str
 ) -> None:
-    """The path leads from `manage.py` through the table, the relay, Redis and a worker."""
+    """A committed task runs once, and a rolled-back one never.
+
+    It travels from `manage.py` through the table, the relay and Redis to a worker.
+    """
     project = new_project(databases_setting(shop_url))
     offer_outbox(worker, shop_url)
     with worker:
@@ -324,7 +330,10 @@ with transaction.atomic():
 def test_task_committed_during_an_outage_is_sent_later(
     new_project: Make, worker: Daemon, fresh_server: ProcessServer, shop_url: str
 ) -> None:
-    """The daemon runs during the outage and logs no error."""
+    """A task that is committed during an outage is sent later.
+
+    The daemon runs throughout the outage and logs no error.
+    """
     redis = f"STREAMQD['redis']['url'] = {fresh_server.url!r}\n"
     project = new_project(redis + databases_setting(shop_url))
     worker.write_config(redis={"url": fresh_server.url})

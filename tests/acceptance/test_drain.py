@@ -1,4 +1,4 @@
-"""Stopping: running messages are finished or released, whenever the signal arrives."""
+"""A stopping daemon finishes or releases its messages, whenever the signal arrives."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NewDaemon = Callable[..., Daemon]
 
 STOPS = 20
 GREEDY = {"prefetch_bytes": "256MiB"}  # large, so that it does not limit the first reads
-IN_FLIGHT = 60  # messages of about 160 that a worker fetches, which are fewer on a slow machine
+IN_FLIGHT = 60  # messages out of about 160 that a worker fetches; a slow machine fetches fewer
 DRAINED, DEADLINE = 0, 6
-BACKLOG = 2000  # messages; too many for any stop to find them all handled
+BACKLOG = 2000  # messages; too many to be handled before any of the stops
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chan
             stopped_at = time.monotonic()
             assert daemon.stop() == DRAINED
             took.append(time.monotonic() - stopped_at)
-            # Every lease was released, so no successor waits for its expiry.
+            # Every lease was released, so that a successor does not have to wait until it expires.
             assert not any(
                 daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))
                 for assignment in daemon.assignments()
@@ -63,7 +63,7 @@ def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chan
         left = daemon.unsettled()
         assert left > 0, "the load was too small: the last stops found nothing to do"
 
-        # The test waits for the released messages only, because the others would take too long.
+        # The test waits only for the released messages, because all the others would take too long.
         done = len(daemon.ledger.finished_uids(GROUP))
         released = daemon.pending_uids()
         daemon.start()
@@ -76,7 +76,8 @@ def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chan
         audit = daemon.ledger.audit(GROUP)
         assert (audit.repeated, audit.unexpected) == ({}, [])
         assert len(daemon.ledger.finished_uids(GROUP)) > done
-        # Not lost: messages that have not run are still in their stream, unread or released.
+        # Messages that have not run are not lost. They are still in their stream, either unread or
+        # released.
         assert set(audit.lost) == count_unsettled(daemon)
         assert len(daemon.ledger.finished_uids(GROUP)) + len(audit.lost) == len(uids)
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
@@ -88,7 +89,7 @@ def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chan
 
 
 def count_unsettled(daemon: Daemon) -> set[str]:
-    """Return the messages that the group has not read or not acknowledged."""
+    """Return the messages that the group has either not read or not acknowledged."""
     found = daemon.pending_uids()
     for number in range(daemon.partitions):
         stream = daemon.keys.stream(TOPIC, number)
@@ -220,7 +221,7 @@ def test_sigquit_kills_immediately_and_messages_stay_pending(new_daemon: NewDaem
 
 @pytest.mark.fault("F31")
 def test_signal_to_workers_only_is_ignored(new_daemon: NewDaemon):
-    """A terminal or service manager signals every process. Only the supervisor reacts."""
+    """A terminal or service manager may signal every process, but only the supervisor reacts."""
     daemon = new_daemon()
     with daemon:
         uids = daemon.send(["await go", "ok"])

@@ -1,4 +1,7 @@
-"""The import of the command: signals during it, and the garbage collector after it."""
+"""Signals take effect while the command is being imported.
+
+This module also tests that garbage collection is enabled after the imports.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# The signal is sent when the command listens for signals, but has not imported its commands.
+# The signal arrives when the command already listens for signals, but has not yet imported its
+# subcommands.
 PROGRAM = """
 import os, sys
 from streamqd import cli
@@ -50,7 +54,7 @@ def test_command_signaled_during_its_imports_exits(config: Path, number: int) ->
     assert "Traceback" not in done.stderr
 
 
-# At exit, it prints the state of the garbage collector.
+# At exit, this code prints the state of the garbage collector.
 COLLECTION = """
 import atexit, gc
 from streamqd import cli

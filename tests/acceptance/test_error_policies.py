@@ -1,4 +1,4 @@
-"""A real daemon keeps order across failures, and survives outages and bad code."""
+"""A real daemon keeps messages in order despite failures, and survives outages and bad code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]
 
-# Writes one line per run: outcome, key, number, attempt. The payload controls the outcome.
+# The handler writes one line per run with the outcome, key, number and attempt. The payload
+# controls the outcome.
 LINES = """
 import json, os
 from pathlib import Path
@@ -54,7 +55,7 @@ def obey(message: Message) -> None:
 
 
 def produce(daemon: Daemon, messages: list[tuple[str, Any]]) -> None:
-    """Send (key, payload) pairs. '' means no key."""
+    """Send (key, payload) pairs. An empty key means that the message has none."""
     with Producer(settings=config.load(daemon.config_path)) as producer:
         for start in range(0, len(messages), 1000):
             part = messages[start : start + 1000]
@@ -86,7 +87,7 @@ def run_command(daemon: Daemon, *words: str) -> str:
 
 
 def wait_cause(daemon: Daemon, word: str) -> dict[str, Any]:
-    """Wait until a cause is the first one of `why`. Return it."""
+    """Wait until `why` reports a cause first. Return the cause."""
     found: list[dict[str, Any]] = []
 
     def named() -> bool:
@@ -99,7 +100,7 @@ def wait_cause(daemon: Daemon, word: str) -> dict[str, Any]:
 
 
 def wait_worker(daemon: Daemon, state: str) -> str:
-    """Wait until `status` shows the worker in a state. Return its output."""
+    """Wait until `status` shows the worker in the given state. Return its output."""
     daemon.wait_for(
         lambda: any(
             each["worker"] == state
@@ -143,7 +144,8 @@ def test_random_failures_keep_the_order_of_each_of_10000_keys(
         assert daemon.letters() == []
     ended: dict[str, list[int]] = defaultdict(list)
     for what, key, number, _ in seen:
-        # A message that ran at the kill may finish twice, but none finishes out of order.
+        # A message that was running at the kill may finish twice, but no message finishes out of
+        # order.
         if what == "end" and ended[key][-1:] != [number]:
             ended[key].append(number)
     assert len(ended) == 10_000
@@ -166,7 +168,7 @@ def test_healthy_keys_finish_before_a_held_key_is_retried(new_daemon: NewDaemon)
         assert "holds 2 messages of one held key" in cause["sentence"]
         assert "holds 2 messages of one held key" in run_command(daemon, "status")
         assert daemon.stop() == 0
-        # A new owner keeps the messages waiting, and continues their attempt counts.
+        # The new owner keeps the messages waiting and continues to count their attempts.
         daemon.start()
         wait_cause(daemon, "keys-held")
         assert daemon.stop() == 0
@@ -197,7 +199,7 @@ def test_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: NewDa
         assert "ValueError" in cause["sentence"] or "Retry" in cause["sentence"]
         charged = daemon.events("worker.charged")
         assert len(charged) == 1, "the crash was charged, once"
-        daemon.close()  # kills every process during the wait
+        daemon.close()  # kills every process while the messages are waiting
         daemon.link.open()
         daemon.start()
         wait_worker(daemon, "blocked")
@@ -284,7 +286,7 @@ def test_flood_guard_pauses_a_bad_release_until_it_is_fixed(
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Answers 404 for /gone, and otherwise 503 the first time, then 200."""
+    """An HTTP service that answers 404 for /gone, and otherwise 503 the first time, then 200."""
 
     seen: ClassVar[Counter[str]] = Counter()
 
@@ -331,7 +333,7 @@ def test_examples_behave_as_documented(new_daemon: NewDaemon):
         topics={}, daemon=daemon.tables["daemon"] | {"handlers": modules, "state_dir": "state"}
     )
     state = daemon.folder / "state"
-    # The service has an address, but does not listen yet.
+    # The service's address is known, but nothing listens on it yet.
     service = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Line, bind_and_activate=False)
     service.server_bind()
     daemon.environment["GATEWAY"] = f"127.0.0.1:{service.server_address[1]}"
@@ -342,14 +344,14 @@ def test_examples_behave_as_documented(new_daemon: NewDaemon):
         daemon,
         Producer(settings=config.load(daemon.config_path)) as producer,
     ):
-        # gateway: the service is down, then available.
+        # The gateway example: the service is down at first and becomes available later.
         producer.send_many("gateway", [f"line {number}" for number in range(50)])
         daemon.wait_event("circuit.opened")
         service.server_activate()
         with serve_webhooks(service):
             daemon.wait_event("circuit.closed")
             daemon.wait_for(lambda: len(Line.taken) == 50, what="all lines have come")
-        # webhooks: one URL is busy at first, the other is gone.
+        # The webhooks example: one URL is busy at first, and the other one is gone.
         port = hooks.server_address[1]  # type: ignore[attr-defined]
         for path in ("ok", "gone"):
             producer.send("webhooks", "{}", headers={"to": f"http://127.0.0.1:{port}/{path}"})
@@ -357,7 +359,7 @@ def test_examples_behave_as_documented(new_daemon: NewDaemon):
         dlq = daemon.keys.dlq("webhooks", 0)
         daemon.wait_for(lambda: daemon.link.execute("XLEN", dlq), what="a letter")
         assert Hook.seen["/gone"] == 1
-        # statements: the directory does not exist yet.
+        # The statements example: the directory does not exist yet.
         for line in ("+ 1.00", "+ 2.00", "- 3.00"):
             producer.send("statements", line)
 
@@ -371,7 +373,7 @@ def test_examples_behave_as_documented(new_daemon: NewDaemon):
         daemon.wait_for(lambda: page.exists() and page.read_text().count("\n") == 3, what="lines")
         written = [line.partition(" ")[2] for line in page.read_text().splitlines()]
         assert written == ["+ 1.00", "+ 2.00", "- 3.00"]
-        # profiles: one user is locked.
+        # The profiles example: one user is locked.
         lock = state / "profiles/ann.lock"
         lock.touch()
         for user, name in (("ann", "A1"), ("bob", "B1"), ("ann", "A2"), ("bob", "B2")):

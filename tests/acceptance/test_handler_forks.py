@@ -1,4 +1,4 @@
-"""Processes that a handler forks never act as workers, in any form of handler."""
+"""Processes that a handler forks never act as workers, for any kind of handler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.daemon import Daemon
 
 NewDaemon = Callable[..., Daemon]
 
-# `runs` gets a line per process and handled message, `codes` the exit code of each child.
+# `runs` gets one line per process and handled message, and `codes` the exit code of each child.
 FORKING = """
 import asyncio, multiprocessing, os, subprocess, sys, time
 
@@ -90,7 +90,7 @@ def lines(daemon: Daemon, name: str) -> list[str]:
 
 @every_shape
 def test_forked_child_exits_on_return_from_the_handler(new_daemon: NewDaemon, shape: str):
-    """The child settles no message, and logs why it exits. The worker continues."""
+    """The forked child settles no message and logs why it exits, while the worker continues."""
     daemon = new_daemon(
         code=FORKING, consumer={"backoff": {"kind": "fixed", "base": "10ms"}} | SHAPES[shape]
     )
@@ -101,7 +101,8 @@ def test_forked_child_exits_on_return_from_the_handler(new_daemon: NewDaemon, sh
         more = daemon.send(["ok"] * 50)
         daemon.wait_settled(60.0)
 
-        # In a batch, the child runs the rest of the list, because that loop is the handler's own.
+        # For a batch, the child handles the remaining messages of the list, because that loop
+        # belongs to the handler.
         runs = Counter(line.split()[1] for line in lines(daemon, "runs"))
         if shape != "batch":
             assert runs == Counter(uids + more)
@@ -121,7 +122,7 @@ def test_forked_child_exits_on_return_from_the_handler(new_daemon: NewDaemon, sh
 
 @every_shape
 def test_multiprocessing_and_subprocess_work_in_a_handler(new_daemon: NewDaemon, shape: str):
-    """A `multiprocessing` process runs its function and exits, and so does a subprocess."""
+    """Both a `multiprocessing` process and a subprocess run to their end and exit in a handler."""
     daemon = new_daemon(code=FORKING, consumer=SHAPES[shape])
     with daemon:
         daemon.send(["ok", "multiprocessing", "subprocess", "multiprocessing", "ok"])
@@ -133,7 +134,7 @@ def test_multiprocessing_and_subprocess_work_in_a_handler(new_daemon: NewDaemon,
 
 
 def test_forked_child_of_on_start_never_acts_as_a_worker(new_daemon: NewDaemon):
-    """`on_start` may fork, too."""
+    """A process that `on_start` forks never acts as a worker, so `on_start` may fork."""
     code = FORKING + "\n\ndef on_start(context):\n    os.fork()\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
         uids = daemon.send(["ok"] * 40)
