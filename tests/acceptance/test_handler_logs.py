@@ -1,4 +1,4 @@
-"""The log records of handlers, and the daemon's log lines about their failures."""
+"""Log records of handlers, and the lines that the daemon logs when a handler fails."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_handler_logs_are_written_without_setup(new_daemon: NewDaemon, shape: st
 
 
 def test_batch_log_record_names_its_first_and_last_message(new_daemon: NewDaemon):
-    """A record of a batch handler identifies its messages."""
+    """The log record of a batch handler names the first and the last message of its batch."""
     with new_daemon(code=LOGGING, consumer={"handler": "work:batch"}) as daemon:
         uids = daemon.send(["ok"] * 40)
         daemon.wait_settled()
@@ -109,7 +109,7 @@ def test_batch_log_record_names_its_first_and_last_message(new_daemon: NewDaemon
 
 
 def test_handler_logs_follow_log_level(new_daemon: NewDaemon):
-    """`log.level` is the minimum level of handler records."""
+    """Handler records below `log.level` are not written."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
     for level, heard in (("debug", {"debug", "info"}), ("warning", {"warning"})):
         daemon.write_config(log={"format": "json", "level": level})
@@ -165,7 +165,7 @@ def on_start(context):
 
 @pytest.mark.parametrize("how", OWN)
 def test_logging_setup_of_a_handler_takes_precedence(new_daemon: NewDaemon, how: str):
-    """If a handler configures logging itself, its records go only there."""
+    """If a handler configures logging itself, its records go only where that setup sends them."""
     code = LOGGING + "\n\n" + OWN[how] + "\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
         (uid,) = daemon.send(["dead letter"])
@@ -224,7 +224,7 @@ def test_first_failure_is_logged_with_its_location(new_daemon: NewDaemon):
 
 
 def test_log_level_debug_adds_the_traceback(new_daemon: NewDaemon):
-    """With `log.level = "debug"`, a failure is logged with its complete traceback."""
+    """With `log.level = "debug"`, the daemon also logs the complete traceback of a failure."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
     daemon.write_config(log={"format": "json", "level": "debug"})
     with daemon:
@@ -242,7 +242,7 @@ def test_log_level_debug_adds_the_traceback(new_daemon: NewDaemon):
     [("none", "", False), ("class", "ValueError", True), ("redact", "ValueError: #", True)],
 )
 def test_redacted_errors_are_not_logged(new_daemon: NewDaemon, setting: str, error: str, at: bool):
-    """`dlq_error` and `redact_error` apply to the log and to the stored error of a retry."""
+    """`dlq_error` and `redact_error` apply both to the log and to the error stored with a retry."""
     code, consumer = LOGGING, {"handler": "work:plain", "backoff": LATER}
     if setting == "redact":
         code += "\n\ndef redact_error(text):\n    return '#'\n"
@@ -266,7 +266,7 @@ def test_redacted_errors_are_not_logged(new_daemon: NewDaemon, setting: str, err
 
 
 def test_long_error_is_truncated(new_daemon: NewDaemon):
-    """A waiting retry keeps at most 500 bytes of its error."""
+    """A message that waits for its retry keeps at most 500 bytes of its error."""
     code = LOGGING.replace('ValueError("the card was declined")', 'ValueError("\\u00e4" * 50_000)')
     with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
         daemon.send(["declined"])
@@ -280,7 +280,7 @@ def test_long_error_is_truncated(new_daemon: NewDaemon):
 
 
 def test_print_to_a_closed_pipe_fails_no_message(new_daemon: NewDaemon):
-    """With `streamqd | head -2`, the text is lost, but every message is acknowledged."""
+    """With `streamqd | head -2`, printed text is lost, but every message is acknowledged."""
     code = """
 def obey(message):
     print(message.text(), flush=True)

@@ -1,7 +1,7 @@
-"""A warm standby replaces a worker: without a gap, without repeats, and in every failure case.
+"""A warm standby replaces a worker without a gap and without repeats, whatever fails meanwhile.
 
-Handlers record the start and end of their hooks in the ledger, so the tests compare the real order
-of events.
+Handlers record the start and end of their hooks in the ledger, so that the tests can compare the
+real order of events.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def standby_pids(daemon: Daemon) -> dict[int, int]:
 
 
 def wait_standby(daemon: Daemon) -> int:
-    """Wait for the standby of partition 0. Return its pid."""
+    """Wait until partition 0 has a standby. Return the standby's pid."""
     pid: int = daemon.wait_for(lambda: standby_pids(daemon), what="a standby")[0]
     return pid
 
 
 def wait_warm_standby(daemon: Daemon) -> int:
-    """Wait until a standby is warm, which makes the old worker hand over. Return its pid."""
+    """Wait until a standby is warm, so that the old worker hands over. Return the standby's pid."""
     pid: int = daemon.wait_event("standby.ready")["child"]
     return pid
 
@@ -101,7 +101,7 @@ def starts(daemon: Daemon) -> list[Record]:
 
 
 def handover_gaps(daemon: Daemon) -> list[float]:
-    """Return the milliseconds between the last run of a process and the first run of the next."""
+    """Return the milliseconds from the last run of each process to the first run of the next."""
     runs = sorted(daemon.ledger.records("start", "end"), key=lambda each: each.at)
     return [round((b.at - a.at) * 1e3, 1) for a, b in pairwise(runs) if a.pid != b.pid]
 
@@ -171,7 +171,7 @@ def test_on_stop_of_the_old_worker_does_not_delay_the_new(new_hooked_daemon: New
 
 
 def test_lingering_workers_limit_further_replacements(new_hooked_daemon: NewDaemon):
-    """A dismissed worker keeps its memory until it exits, so at most `DISMISSED_MAX` may linger."""
+    """A dismissed worker keeps its memory until it exits, so only `DISMISSED_MAX` may linger."""
     daemon = new_hooked_daemon(partitions=DISMISSED_MAX + 1)
     with daemon:
         old = daemon.pids()
@@ -182,7 +182,7 @@ def test_lingering_workers_limit_further_replacements(new_hooked_daemon: NewDaem
             what="some are replaced",
         )
         for _ in range(4):
-            daemon.worker_states()  # each dump makes the supervisor plan again
+            daemon.worker_states()  # each dump makes the supervisor plan its replacements again
         assert len(daemon.events("standby.started")) == DISMISSED_MAX
         assert standby_pids(daemon) == {}
         delete_file(daemon, "lingering")
@@ -193,7 +193,10 @@ def test_lingering_workers_limit_further_replacements(new_hooked_daemon: NewDaem
 
 
 def test_workers_recycled_together_leave_no_partition_waiting(new_hooked_daemon: NewDaemon):
-    """Only one worker gets a warm successor. The others hold no messages and linger in on_stop."""
+    """Only one worker gets a warm successor.
+
+    The others hold no messages while they linger in on_stop.
+    """
     daemon = new_hooked_daemon(partitions=3, consumer={"max_messages": 20})
     with daemon:
         old = daemon.pids()
@@ -323,7 +326,7 @@ def test_failed_standby_stops_the_reload(
         daemon.wait_settled()
         assert {each.pid for each in starts(daemon)} == set(old.values())
 
-        # The next reload tries again, regardless of the cooldown.
+        # The next reload tries again, even if the cooldown has not passed.
         delete_file(daemon, "sick")
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.finished")
@@ -428,7 +431,7 @@ def test_standby_does_not_take_over_a_lost_assignment(new_hooked_daemon: NewDaem
         create_file(daemon, "slow")
         daemon.signal(signal.SIGHUP)
         wait_standby(daemon)
-        # Act as another owner that read the current epoch and releases immediately.
+        # Act as another owner that reads the current epoch and releases the lease immediately.
         (assignment,) = daemon.assignments()
         lease, fence = daemon.keys.lease(*assignment), daemon.keys.fence(*assignment)
         daemon.link.execute("HINCRBY", fence, "epoch", 1000)
@@ -448,7 +451,7 @@ def test_standby_does_not_take_over_a_lost_assignment(new_hooked_daemon: NewDaem
 def test_lease_loss_found_by_the_worker_is_logged_once(new_hooked_daemon: NewDaemon):
     daemon = new_hooked_daemon(
         daemon={"lease_ttl": "60s"}
-    )  # no renewal is due before the worker's read
+    )  # the lease need not be renewed before the worker's next read
     with daemon:
         (assignment,) = daemon.assignments()
         lease, fence = daemon.keys.lease(*assignment), daemon.keys.fence(*assignment)
@@ -474,7 +477,10 @@ def test_killed_supervisor_leaves_no_standby(new_hooked_daemon: NewDaemon):
 
 
 def test_killed_supervisor_leaves_no_program_of_a_standby(new_hooked_daemon: NewDaemon):
-    """The kernel kills only the standby, but the program that it started must go, too."""
+    """If a supervisor is killed, the program that a standby started goes as well.
+
+    The kernel kills only the standby itself.
+    """
     daemon = new_hooked_daemon()
     daemon.write_code(daemon.module_path.read_text() + PROGRAM)
     with daemon:
@@ -536,7 +542,7 @@ def test_max_messages_of_1_runs_each_message_in_a_process(new_hooked_daemon: New
 
 
 def test_max_rss_below_one_message_never_stops_the_partition(new_hooked_daemon: NewDaemon):
-    """The first message puts every worker over the limit, so each handles at least one."""
+    """Each worker handles at least one message, although the first one puts it over the limit."""
     daemon = new_hooked_daemon(consumer={"max_rss": "1MiB"})
     with daemon:
         daemon.send(["leak 8000000", "await second", "leak 8000000", "await fourth", "ok"])
@@ -573,7 +579,7 @@ def test_idle_worker_over_max_age_is_replaced(new_hooked_daemon: NewDaemon):
     daemon = new_hooked_daemon(consumer={"max_age": "1s"})
     with daemon:
         first = daemon.pids()[0]
-        # The new process sets its title only after this event, so `pids` may miss it.
+        # The new process sets its title only after this event, so `pids` may not find it yet.
         assert daemon.wait_event("worker.handed_over")["child"] != first
         uids = daemon.send(["ok"] * 3)
         daemon.wait_settled()

@@ -1,4 +1,4 @@
-"""The loss of whole hosts: the guilty message is found, and no other is charged."""
+"""When whole hosts are lost, the guilty message is found, and no other is charged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.servers import ProcessServer
 pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
-LOSSES = MAX_CRASHES = 3  # a message that kills hosts is dead-lettered after this number
+LOSSES = MAX_CRASHES = 3  # a message that kills hosts is dead-lettered after this number of losses
 PATIENCE = 30.0
-CONSUMER: dict[str, Any] = {}  # the default is three crashes
+CONSUMER: dict[str, Any] = {}  # empty, because `max_crashes` is 3 by default
 
 
 @pytest.fixture
 def new_host(new_daemon: NewDaemon) -> NewDaemon:
-    """Configure daemons with a simulated host each."""
+    """Configure daemons, each of which has its own simulated host."""
     hosts.need_hosts()
 
     def make(**options: Any) -> Daemon:
@@ -39,9 +39,9 @@ def new_host(new_daemon: NewDaemon) -> NewDaemon:
 
 
 def lose_host_until_survival(daemon: Daemon, *, memory: bool = False) -> int:
-    """Start the host until it survives. Return the number of losses.
+    """Start the host again until it survives. Return how often it was lost.
 
-    With `memory`, the host keeps its memory, and only its processes are lost.
+    If `memory` is set, the host keeps its memory, and only its processes are lost.
     """
     for losses in range(3 * LOSSES):
         daemon.start("--burst")
@@ -53,7 +53,7 @@ def lose_host_until_survival(daemon: Daemon, *, memory: bool = False) -> int:
 
 
 def count_charges(daemon: Daemon) -> Counter[str]:
-    """Return how often each message was suspected of the loss of its host."""
+    """Return how often each message was suspected of causing the loss of its host."""
     return Counter(
         f"{TOPIC}/{each['partition']}/{each['suspected'].removeprefix('m:')}"
         for each in daemon.events("lease.acquired")
@@ -71,7 +71,8 @@ def test_message_that_kills_its_host_is_charged(new_host: NewDaemon):
     uids = daemon.send(["ok", "sleep 0.03", "lose", "ok", "ok"])
     killer = uids[2]
 
-    # The first loss names no message, the second accuses this one, and then it runs alone.
+    # The first loss cannot name a message, and the second one accuses this message. It then runs
+    # alone.
     assert lose_host_until_survival(daemon) == LOSSES
 
     assert runs(daemon) == Counter(uids) + Counter({killer: LOSSES - 1})
@@ -91,7 +92,7 @@ def test_message_that_kills_its_host_is_charged(new_host: NewDaemon):
 def test_message_that_kills_its_host_is_identified(
     new_host: NewDaemon,
 ):
-    """Long messages of other partitions run whenever the host is lost."""
+    """The guilty message is found, although long messages of other partitions run at every loss."""
     daemon = new_host(partitions=3)
     (killer,) = daemon.send(["lose 0.5"], 0)
     others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
@@ -107,7 +108,7 @@ def test_message_that_kills_its_host_is_identified(
 
 
 def test_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
-    """The scoreboard names several running messages, so none is charged for the kill."""
+    """The scoreboard names several running messages, so none of them is charged for the kill."""
     daemon = new_host(partitions=3)
     (killer,) = daemon.send(["lose 0.5"], 0)
     others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
@@ -121,7 +122,10 @@ def test_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
 
 @pytest.mark.fault("F27")
 def test_throttled_messages_are_not_suspected_of_a_lost_host(new_daemon: NewDaemon):
-    """A suspected message would be dead-lettered immediately, because `max_crashes` is 1."""
+    """Throttled messages are not suspected of the loss.
+
+    Otherwise, they would be dead-lettered immediately, because `max_crashes` is 1.
+    """
     options = {
         "partitions": 2,
         "daemon": {"lease_ttl": "2s"},
@@ -155,7 +159,7 @@ def test_throttled_messages_are_not_suspected_of_a_lost_host(new_daemon: NewDaem
 def test_message_that_kills_two_hosts_is_charged(
     new_host: NewDaemon,
 ):
-    """Hosts restart when both are lost, so the message moves between them."""
+    """The message moves between two hosts, which restart once both are lost."""
     pair = [new_host(name=name, daemon={"lease_ttl": "2s"}) for name in ("one", "two")]
     uids = pair[0].send(["ok", "sleep 0.03", "lose", "ok", "ok"])
     losses: Counter[str] = Counter()
@@ -182,7 +186,10 @@ def test_message_that_kills_two_hosts_is_charged(
 
 
 def append_only_files(server: ProcessServer) -> list[Path]:
-    """Return the append-only files with new writes. Since 7.0, they have their own directory."""
+    """Return the append-only files that new writes go to.
+
+    Since Redis 7.0, these files have their own directory.
+    """
     found = [file for file in server.folder.rglob("*.aof") if ".base." not in file.name]
     assert found
     return found
@@ -224,7 +231,10 @@ def test_simultaneous_host_and_server_loss_loses_nothing(
 
 @pytest.mark.fault("F7", "F14")
 def test_power_cut_loses_only_writes_not_on_disk(new_host: NewDaemon, fresh_server: ProcessServer):
-    """The end of the append-only file is cut off, as by a power cut with `everysec`."""
+    """After a power cut, only writes that were not yet on disk are lost.
+
+    The test cuts off the end of the append-only file, as a power cut with `everysec` does.
+    """
     daemon = new_host(redis_url=fresh_server.url)
     daemon.start()
     daemon.wait_event("daemon.ready", timeout=PATIENCE)
@@ -248,7 +258,7 @@ def test_power_cut_loses_only_writes_not_on_disk(new_host: NewDaemon, fresh_serv
 
     assert daemon.ledger.audit(GROUP) == Audit(
         lost=sorted(vanished),
-        repeated={running: 2},  # its acknowledgment was in the lost part
+        repeated={running: 2},  # the acknowledgment was in the lost part
     )
     assert runs(daemon) == Counter([*kept, *late, running, running])
     fresh = daemon.send(["ok"] * 5)
@@ -276,7 +286,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 def test_message_is_dead_lettered_after_three_lost_hosts(
     new_host: NewDaemon, shape: str, partitions: int
 ):
-    """Three hosts run many messages each. When one is lost, the next one takes over."""
+    """Three hosts run many messages each, and whenever one is lost, the next one takes over."""
     options = {"consumer": TOGETHER[shape], "partitions": partitions, "code": hosts.CODE + BATCHES}
     trio = [
         new_host(name=name, daemon={"lease_ttl": "2s"}, **options)

@@ -17,7 +17,7 @@ NewDaemon = Callable[..., Daemon]
 
 pytestmark = pytest.mark.fault("F35")
 
-# `look` reads every part of a message. `json` comes last, because it may fail.
+# `look` reads every part of a message. It reads `json` last, because that may fail.
 CODE = """
 from dataclasses import dataclass
 
@@ -106,7 +106,7 @@ FIELDS: list[list[bytes]] = [
 
 
 def hostile_entries(chance: random.Random) -> Iterator[list[bytes]]:
-    """Yield all entries above, and damaged copies."""
+    """Yield all of the entries above, and damaged copies of them."""
     for payload in PAYLOADS:
         yield [b"payload", payload]
     yield from FIELDS
@@ -149,7 +149,7 @@ def test_hostile_entries_are_handled_or_dead_lettered(
             assert set(ours) <= {b"attempts", b"undecodable", b"too-large"}
             assert ours.count(b"too-large") == 2
             assert 20 < len(ours) < len(sent)
-        # No payload forged a line of the log.
+        # No payload has forged a line in the log.
         assert len(daemon.events("daemon.ready")) == 1
         assert not [line for line in daemon.plain if line.startswith("{")]
         check_commands(daemon, letters)

@@ -1,4 +1,4 @@
-"""A hung Redis: within seconds every command reports it, instead of a missing streamqd."""
+"""If Redis hangs, every command reports that within seconds, instead of a missing streamqd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamqd.cli import cli, session, top
 from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer
 
-SECONDS = 60.0  # a command waits 5 s, more on a busy machine
+SECONDS = 60.0  # a command waits for 5 s, or longer on a busy machine
 COMMANDS = (
     *("status", "partitions", f"why {TOPIC}/0", "top --once", "topic list", "group list"),
     *("control list", f"pause {TOPIC}", f"tail {TOPIC}", f"dlq list {TOPIC}", "rebalance"),
@@ -45,12 +45,12 @@ def judge(verb: str, said: str) -> None:
 def test_hung_server_is_reported_by_every_command(
     fresh_server: ProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The server accepts connections and sends nothing."""
+    """Every command reports a server that accepts connections but sends nothing."""
     daemon = Daemon(tmp_path, fresh_server.url)
     fresh_server.pause()
     try:
         assert_reported(daemon.config_path, "status", 4)
-        # All other commands wait in the same way, here for a shorter time.
+        # All other commands wait in the same way, but the test gives them a shorter timeout.
         monkeypatch.setattr(session, "TIMEOUT", 0.3)
         monkeypatch.setattr(top, "LOOK_TIMEOUT", 0.3)
         for verb in COMMANDS:
@@ -64,7 +64,7 @@ def test_hung_server_is_reported_by_every_command(
 
 
 def test_hung_embedded_server_is_reported(tmp_path: Path):
-    """The daemon is running, but its embedded server is stopped."""
+    """The daemon is still running, but its embedded server is stopped."""
     daemon = Daemon(tmp_path, "embedded:")
     with daemon:
         (server,) = [
@@ -83,7 +83,7 @@ def test_hung_embedded_server_is_reported(tmp_path: Path):
 
 @pytest.mark.parametrize("killed", [False, True], ids=["never started", "its socket is left"])
 def test_missing_daemon_is_reported_by_status(tmp_path: Path, killed: bool):
-    """A daemon that does not run is still reported as missing."""
+    """If the daemon is not running, `status` still reports it as missing."""
     daemon = Daemon(tmp_path, "embedded:")
     if killed:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:

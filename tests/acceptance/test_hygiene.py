@@ -18,7 +18,7 @@ RECYCLES = 100
 def test_recycles_during_many_signals_leak_nothing(
     new_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Handlers with threads, a TLS client and gRPC leave no deadlock, zombie or open descriptor."""
+    """Handlers that use threads, TLS and gRPC leave no deadlock, zombie or open file descriptor."""
     with hygiene.echo_peer(tmp_path / "peer") as peer:
         monkeypatch.setenv("PEER", peer)
         with new_daemon(**hygiene.daemon_options()) as daemon:

@@ -1,4 +1,4 @@
-"""Entries of clients in any language are handled: the snippets of the page run unchanged."""
+"""A daemon handles entries from clients in any language. The snippets of the page run unchanged."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def note(message):
 
 
 def snippet(language: str) -> str:
-    """Return the page's code in one language."""
+    """Return the snippet that the page shows for a language."""
     [found] = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
 def fail_or_skip(what: str) -> NoReturn:
-    """Fail in CI, where skipped tests go unnoticed. Skip elsewhere."""
+    """Fail in CI, where a skipped test would go unnoticed, and skip the test elsewhere."""
     if os.environ.get("CI"):
         pytest.fail(what, pytrace=False)
     pytest.skip(what)
@@ -60,7 +60,7 @@ def fail_or_skip(what: str) -> NoReturn:
 def running(
     new_daemon: Callable[..., Daemon], new_server: Callable[..., ProcessServer]
 ) -> Iterator[tuple[Daemon, ProcessServer]]:
-    """A daemon with three partitions, on its own server, which listens on a port."""
+    """A running daemon with three partitions, on its own server that listens on a port."""
     server = new_server(tcp=True)
     daemon = new_daemon(
         redis_url=server.tcp_url,
@@ -94,7 +94,10 @@ KEYS = {
 
 
 def check(seen: dict[str, dict[str, Any]]) -> None:
-    """Check key, headers and attempt of each message, and the partition that streamqd would use."""
+    """Check the key, headers and attempt of each message.
+
+    Its partition must be the one that streamqd would choose.
+    """
     for word, key in KEYS.items():
         told = seen[json.dumps(word)]
         assert base64.b64decode(told["key"]).decode() == key
@@ -112,14 +115,15 @@ def test_entries_written_by_redis_cli_are_handled(
     if client is None:
         fail_or_skip("there is neither redis-cli nor valkey-cli on PATH: install redis-tools")
     headers = json.dumps({"from": "elsewhere", "ort": "Köln"}, ensure_ascii=False)
-    # The snippet's `redis-cli` must use this server, and may be the client of Valkey.
+    # The snippet's `redis-cli` must connect to this server, and may be the one of Valkey.
     wrapper = tmp_path / "bin" / "redis-cli"
     wrapper.parent.mkdir()
     wrapper.write_text(f'#!/bin/sh\nexec {client} -p {server.port} "$@"\n')
     wrapper.chmod(0o755)
     script = snippet("sh") + 'while IFS="|" read -r key payload; do'
     script += f' send {TOPIC} "$key" "$payload" \'{headers}\'; done\n'
-    # Other entries that a person may type: without key, without payload, with extra fields.
+    # Other entries that a person may type by hand: without a key, without a payload, with extra
+    # fields.
     stream = f"'stream:topic:{{{TOPIC}:p:2}}' '*'"
     script += f"redis-cli XADD {stream} own field payload plain\nredis-cli XADD {stream} own only\n"
     given = "".join(f"{key}|{json.dumps(word)}\n" for word, key in KEYS.items())

@@ -1,6 +1,7 @@
 """The kill-point matrix of the worker: each crash point x {SIGKILL, pause + takeover, lost reply}.
 
-Each row of tests/support/kill_matrix.py has its own partition, so one daemon passes all of them.
+Each row of tests/support/kill_matrix.py has its own partition, so that one daemon can pass through
+all rows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from tests.support.servers import ProcessServer
 NewDaemon = Callable[..., Daemon]
 PATIENCE = 30.0  # seconds; 2 are enough unless the machine is busy
 IN_PLACE = kill_matrix.CONSUMER | {"on_error": "block"}
-# Points at which the first owner, once resumed, settles messages that the second one holds.
+# At these points, the first owner still settles messages that the second one already holds, once it
+# is resumed.
 CONTESTED = (
     *("handler-returned", "outcome-unrecorded", "outcome-recorded", "acks-unsent"),
     *("settle_ack-calls", "settle_retry-calls", "settle_dead-calls", "settle_note-calls"),
@@ -72,12 +74,15 @@ def new_struck(new_daemon: NewDaemon, strikes: Strikes) -> NewDaemon:
 
 
 def crashes(daemon: Daemon, partition: int) -> list[Any]:
-    """Return the charged place of each crash of a worker, or None, in order."""
+    """Return the place that each crash was charged to, in order.
+
+    None means that it was not charged.
+    """
     return [each.get("charged") for each in daemon.events("worker.crashed", partition=partition)]
 
 
 def judge(daemon: Daemon, cases: dict[int, Case], costs: dict[int, Cost]) -> None:
-    """Compare all rows with the model. Show every difference."""
+    """Compare all rows with the model. If any of them differ, show every difference."""
     records, letters = daemon.ledger.records(), daemon.letters()
     found = {
         f"{case.row.point} {case.row.victim}": case.verdict(costs[number], records, letters)
@@ -120,7 +125,8 @@ def test_worker_killed_at_any_point_has_the_modeled_cost(
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-# Steps of a round, and how often each is passed first. Five inherited messages make two rounds.
+# The steps of a round, and how often each step is passed before the kill. Five inherited messages
+# take two rounds.
 STEPS = [
     *(("quarantine_mark-calls", 0), ("quarantine_mark-called", 0), ("batch-recorded", 0)),
     *(("handler-starts", 0), ("handler-returned", 0), ("outcome-recorded", 0)),
@@ -138,7 +144,7 @@ def many(messages: list[Message]) -> None:
 
 
 def inherit_rounds(daemon: Daemon) -> list[str]:
-    """Lose an owner of each partition with five messages. Return all messages."""
+    """Send five messages to each partition and lose its owner. Return the uids of the messages."""
     ensure_topics(daemon.link, config.load(daemon.config_path))
     uids = []
     for number in range(len(STEPS)):
@@ -148,7 +154,7 @@ def inherit_rounds(daemon: Daemon) -> list[str]:
 
 
 def judge_rounds(daemon: Daemon, uids: list[str]) -> None:
-    """Check that each message finished, started at most twice, and none was charged."""
+    """Check that each message finished and started at most twice, and that none was charged."""
     starts = Counter(each.uid for each in daemon.ledger.records("start"))
     assert daemon.ledger.finished_uids(GROUP) == {*uids}
     assert max(starts.values()) <= 2
@@ -210,9 +216,10 @@ def test_host_lost_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, st
 def test_worker_killed_while_restoring_a_group_loses_nothing(
     new_struck: NewDaemon, strikes: Strikes, point: str, act: str
 ):
-    """Nothing is lost. Once the group is restored, no finished message runs again.
+    """A worker that is killed while it restores a group loses no message.
 
-    If the worker is killed before that, its record is lost, and all kept messages run again.
+    If the group was restored before the kill, no finished message runs again. Otherwise, the
+    worker's record is lost, and all messages that are still in the stream run again.
     """
     daemon = new_struck(partitions=1)
     go = daemon.folder / "go"
@@ -262,9 +269,10 @@ def test_instance_paused_at_any_point_has_the_modeled_cost(
     pending = a.pending_uids()
     unacked = {each.uid for each in a.ledger.records("start")} & pending
 
-    # The second instance must hold the messages that the first one still wants to settle.
+    # The second instance must hold the messages that the first one will try to settle.
     contested = {number for number, row in enumerate(rows) if row.point in CONTESTED}
-    # A charged or accused message waits until it can run alone.
+    # A charged or accused message is not expected to finish, because it waits until it can run
+    # alone.
     suspected = {
         number
         for number, row in enumerate(rows)
@@ -301,7 +309,7 @@ def test_instance_paused_at_any_point_has_the_modeled_cost(
 
 
 def count_unsettled(daemon: Daemon, partitions: set[int]) -> int:
-    """Return the number of messages in some partitions that are not settled."""
+    """Return how many messages of these partitions are not settled."""
     assignments = [
         assignment for assignment in daemon.assignments() if assignment.partition in partitions
     ]
@@ -319,7 +327,7 @@ def count_unsettled(daemon: Daemon, partitions: set[int]) -> int:
 # --- lost replies ---------------------------------------------------------------------------------
 
 
-# A reply can only be lost at points where the command has been sent.
+# A reply can be lost only at a point where the command has already been sent.
 def sent_rows(rows: list[Row]) -> list[Row]:
     return [
         row for row in rows if row.point in ("fetch-sent", "acks-sent") or "called" in row.point
@@ -327,11 +335,11 @@ def sent_rows(rows: list[Row]) -> list[Row]:
 
 
 class Losses:
-    """Arms a proxy to lose the reply to the command of each row."""
+    """A trigger for each row that makes the proxy lose the reply to the row's command."""
 
     def __init__(self, proxy: FaultProxy, rows: list[Row]) -> None:
         self._by_sha = {script.sha.encode(): script for script in scripts.load().values()}
-        self._read: dict[int, tuple[str, str]] = {}  # thread of a connection -> its open read
+        self._read: dict[int, tuple[str, str]] = {}  # the open read of each connection's thread
         self.triggers = {
             number: proxy.arm(
                 Fault.DROP_REPLY, nth=row.after + 1, wanted=self._wanted(row.point, str(number))
@@ -344,13 +352,13 @@ class Losses:
         return lambda arguments: self._names(arguments) == (name, partition)
 
     def _names(self, arguments: list[bytes]) -> tuple[str, str]:
-        """Return the crash point of a command and its partition."""
+        """Return the crash point and the partition that a command belongs to."""
         word, me = arguments[0].upper(), threading.get_ident()
         if word == b"EVALSHA":
             argv = arguments[3:]
             name = crash_points.point_name(self._by_sha[arguments[1]], argv)
             return name, crash_points.partition_number(argv)
-        # The reply to a read is that of its EXEC. Each connection has its own thread.
+        # The reply to a read is the reply to its EXEC. Each connection has its own thread.
         if word == b"MULTI":
             self._read[me] = ("fetch-sent", "")
         elif word == b"XACK" and me in self._read:

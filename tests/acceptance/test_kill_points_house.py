@@ -1,7 +1,7 @@
 """The kill-point matrix of processes without a lease: housekeeper, commands, producers.
 
-Their actions are atomic, and correct from any process, even repeated or late, so a fault costs
-nothing.
+Their actions are atomic. They are correct from any process, even if they are repeated or late, so a
+fault costs nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def test_instance_paused_in_its_housekeeper_costs_nothing(
 
 
 def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[], bool]]:
-    """Lose the first reply to each script. Return functions that report if that happened."""
+    """Lose the first reply to each script.
+
+    Return a function per script that reports if that has happened.
+    """
     by_sha = {script.sha.encode(): script for script in scripts.load().values()}
 
     def is_call(words: list[bytes], name: str) -> bool:
@@ -82,7 +85,7 @@ def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[],
 
 
 def load_scripts(link: Connection) -> None:
-    """Load all scripts, so that the first call of each is executed."""
+    """Load all scripts, so that the server executes even the first call of each script."""
     for script in scripts.load().values():
         link.execute("SCRIPT", "LOAD", script.source)
 
@@ -110,7 +113,7 @@ def test_lost_reply_to_a_housekeeper_costs_nothing(fresh_server: ProcessServer, 
 
 @pytest.fixture
 def new_trials(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewTrials]:
-    """Create a trial for each point of the commands with this suffix."""
+    """Create a trial for each kill point of the commands whose names end with this suffix."""
     with ExitStack() as stack:
 
         def make(side: str) -> list[CommandTrial]:
@@ -157,7 +160,10 @@ def test_command_with_a_lost_reply_can_be_repeated(
 
 
 class Send(NamedTuple):
-    """A way to send. `again` is the number of copies after a reply and a second send."""
+    """A way to send a message.
+
+    `again` is the number of copies if a send that was answered is repeated.
+    """
 
     options: dict[str, object]
     again: int

@@ -17,7 +17,7 @@ from tests.support.servers import Server
 pytestmark = [pytest.mark.promise, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NewTrials = Callable[[str], "list[RelayTrial]"]
-# The statements are the same in all dialects, and their outcomes are tested in each.
+# The statements are the same in all dialects, but their outcomes have to be tested in each.
 DIALECTS = [
     "sqlite",
     "postgresql",

@@ -1,7 +1,7 @@
 """The kill-point matrix of the supervisor: its crash points x {SIGKILL, pause, lost reply}.
 
-These tests kill a supervisor after an answered call, and delay a call that it is about to make.
-`make soak NAME=kill-points` runs every point with both.
+These tests kill a supervisor after a call that was answered, and delay a call that it is about to
+make. `make soak NAME=kill-points` runs every point with both faults.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def test_instance_paused_in_its_supervisor_has_the_modeled_cost(
 
 @pytest.mark.fault("F12")
 def test_lost_reply_to_a_supervisor_repeats_no_message(fresh_server: ProcessServer, tmp_path: Path):
-    """Each script loses a reply once, in a life with a start, a charged crash and a stop."""
+    """No message runs again, although each script loses one reply.
+
+    The supervisor starts, charges a crash and stops, so that it calls all of its scripts.
+    """
     by_sha = {script.sha.encode(): script for script in scripts.load().values()}
     names = {row.point.rpartition("-")[0] for row in ROWS if row.point.endswith("-called")}
 
@@ -78,7 +81,7 @@ def test_lost_reply_to_a_supervisor_repeats_no_message(fresh_server: ProcessServ
         triggers = {
             name: proxy.arm(
                 Fault.DROP_REPLY,
-                # The first call belongs to the registration, which fails if Redis is unreachable.
+                # The first call is part of the registration, which fails if Redis is unreachable.
                 nth=2 if name == "group_ensure" else 1,
                 wanted=lambda arguments, name=name: is_call(arguments, name),
             )

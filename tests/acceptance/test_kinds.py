@@ -1,4 +1,4 @@
-"""Kinds of handlers in a real daemon: coroutines, batches and typed payloads."""
+"""A real daemon runs each kind of handler: coroutines, batches and typed payloads."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_batch_that_raises_fails_as_a_whole(new_daemon: NewDaemon):
 
 
 def test_batch_that_kills_its_process_charges_one_message(new_daemon: NewDaemon):
-    greedy = {"max_crashes": 2, "prefetch_bytes": "256MiB"}  # one read fetches them all
+    greedy = {"max_crashes": 2, "prefetch_bytes": "256MiB"}  # one read fetches all
     with new_daemon(code=BATCH, consumer=greedy) as daemon:
         daemon.pause()
         uids = daemon.send(["ok"] * 5 + ["exit"] + ["ok"] * 5)
@@ -191,7 +191,7 @@ def test_batch_that_kills_its_process_charges_one_message(new_daemon: NewDaemon)
         charged = ["m:" + uids[5].rpartition("/")[2]] * 2
         assert [each["charged"] for each in crashes if "charged" in each] == charged
         assert "charged" not in crashes[0]
-        # Each crash halves the round of the suspects, until the guilty message runs alone.
+        # Each crash halves the suspects of the next round, until the guilty message runs alone.
         assert [each.text for each in daemon.ledger.records_for(uids[5], "note")] == [
             *("11 1", "5 1", "2 1"),
             *("1 1", "1 1"),

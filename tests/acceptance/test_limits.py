@@ -1,4 +1,4 @@
-"""Limits of a worker: time, memory, age and number of messages. Workers that cannot start."""
+"""A worker has limits on time, memory, age and number of messages, and may fail to start."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_soft_limit_counts_as_a_failed_attempt(
         assert daemon.ledger.audit(GROUP) == Audit(lost=[uids[5]], repeated={uids[5]: 2})
         assert daemon.pids()[0] == worker
 
-        # The same signal reaches the worker between messages, too late for its run.
+        # The same signal may also reach the worker between two messages, when it is too late for
+        # the run.
         for _ in range(20):
             os.kill(worker, signal.SIGUSR1)
         more = daemon.send(["sleep 0.01"] * 40)
@@ -100,10 +101,10 @@ def test_hard_limit_kills_and_charges_only_a_stuck_handler(
 
 
 def test_handler_within_its_limits_is_not_interrupted(new_daemon: NewDaemon):
-    """All short runs together exceed the limit, but no single run does."""
+    """A short run is not interrupted, although all runs together exceed the limit."""
     daemon = new_daemon(consumer={"timeout": "1s", "hard_timeout": "2s"})
     with daemon:
-        daemon.send(["sleep 0.02"] * 110)  # 1 s leaves room for a busy machine
+        daemon.send(["sleep 0.02"] * 110)  # a limit of 1 s leaves enough time on a busy machine
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.events("worker.killed") == daemon.ledger.records("raise") == []
@@ -114,7 +115,7 @@ def test_handler_within_its_limits_is_not_interrupted(new_daemon: NewDaemon):
 
 
 def runs_of_each_process(daemon: Daemon) -> list[int]:
-    """Return the number of runs of each worker process, ordered by start."""
+    """Return the number of runs in each worker process, in the order of their starts."""
     return list(Counter(each.pid for each in daemon.ledger.records("start")).values())
 
 
@@ -147,13 +148,14 @@ def test_max_rss_limits_the_growth_of_a_worker_since_its_start(new_daemon: NewDa
     with daemon:
         first = daemon.pids()[0]
         assert psutil.Process(first).memory_info().rss > 64 << 20
-        # About 10 MB/s, checked every 2 s: the first check must not find enough.
+        # The handler adds about 10 MB/s and memory is checked every 2 s, so the first check finds
+        # too little.
         daemon.send(["leak 200000"] * 260)
         daemon.wait_event("worker.handed_over")
         daemon.send(["ok"])
         daemon.wait_settled()
 
-        # A fresh process is under the limit again, and is not replaced: no loop.
+        # A fresh process is below the limit again and is not replaced, so there is no loop.
         (recycled,) = daemon.events("worker.recycled")
         assert recycled["reason"] == "max_rss"
         assert recycled["child"] == first
@@ -210,7 +212,7 @@ def break_starts(daemon: Daemon, *partitions: int) -> None:
 
 @pytest.mark.fault("F3")
 def test_daemon_exits_with_the_cause_if_no_worker_starts(new_daemon: NewDaemon):
-    """The cause is in the last lines, too, which operators read first."""
+    """The last lines, which operators read first, name the cause as well."""
     daemon = new_daemon(
         partitions=2,
         daemon=LOOP | {"crash_backoff": {"kind": "fixed", "base": "200ms", "jitter": "none"}},
@@ -235,7 +237,7 @@ def test_daemon_exits_with_the_cause_if_no_worker_starts(new_daemon: NewDaemon):
     # The second restart is delayed.
     _, second, third = [event["ts"] for event in daemon.events("worker.started", partition=0)]
     assert seconds_between(second, third) >= 0.2
-    # The leases are released, so other instances need not wait.
+    # The leases are released, so that other instances do not have to wait.
     assert not any(
         daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))
         for assignment in daemon.assignments()
@@ -257,7 +259,8 @@ def seconds_between(earlier: str, later: str) -> float:
 def test_crash_loop_pauses_and_retries_only_its_partition(
     new_daemon: NewDaemon,
 ):
-    # The end of the cooldown is enough for a retry: the next heartbeat is minutes away.
+    # The worker is retried as soon as the cooldown ends, because the next heartbeat is minutes
+    # away.
     daemon = new_daemon(partitions=2, daemon=LOOP | {"lease_ttl": "10m"})
     daemon.write_code(daemon.module_path.read_text() + UNBORN)
     break_starts(daemon, 1)
@@ -269,7 +272,7 @@ def test_crash_loop_pauses_and_retries_only_its_partition(
 
     uids = daemon.send(["ok"] * 20)
     daemon.wait_for(lambda: len(daemon.ledger.finished_uids(GROUP)) == 10, what="partition 0 works")
-    # One attempt after the cooldown, then another cooldown.
+    # There is one attempt after the cooldown, and then another cooldown.
     closed = daemon.wait_event("worker.retried", after=opened["number"])
     again = daemon.wait_event("worker.crash_looped", after=closed["number"])
     between = daemon.events("worker.started", after=closed["number"], partition=1)
@@ -290,7 +293,7 @@ def obey(message):
 
 
 def test_crash_at_every_message_dead_letters_only_a_few(new_daemon: NewDaemon):
-    """The crash-loop breaker must stop a bad deployment, not a stream of dead letters."""
+    """The crash-loop breaker stops a bad deployment before it dead-letters many messages."""
     daemon = new_daemon(daemon=LOOP, consumer={"max_crashes": 3})
     daemon.write_code(daemon.module_path.read_text() + DIES_AT_EVERY_MESSAGE)
     with daemon:

@@ -1,4 +1,4 @@
-"""The log of a real daemon: bounded, without payloads, and never blocking the daemon."""
+"""The log of a real daemon is bounded, contains no payloads, and never blocks the daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NewDaemon = Callable[..., Daemon]
 
 SECRET = "correct-horse-battery"
 
-# Every way in which a handler can fail, each with the payload in its error.
+# These are all ways in which a handler can fail, each with the payload in its error.
 LEAKY = """
 import ctypes, os, signal, time
 
@@ -99,7 +99,7 @@ def obey(message: Message) -> None:
 
 
 def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
-    """This includes the lines of the fault handler (40 per SIGSEGV), of warnings and of threads."""
+    """Every line is JSON, even from warnings, threads and the fault handler (40 per SIGSEGV)."""
     daemon = new_daemon(code=NOISY, consumer={"handler": "work:obey", "max_crashes": 1})
     with daemon:
         daemon.send(["fork", "segv", "fine"])
@@ -109,7 +109,7 @@ def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
         assert "Segmentation fault" in child["traceback"]
         assert "in crash" in child["traceback"]
         stacks = "".join(each["traceback"] for each in daemon.events("stack.dumped"))
-        assert stacks.count("Segmentation fault") == 2  # includes that of the handler's own fork
+        assert stacks.count("Segmentation fault") == 2  # one from the handler's fork
         assert daemon.events("process.failed")[0]["traceback"].endswith("ValueError: Zoë")
         assert daemon.stop() == 0
     raw = daemon.log_path.read_bytes()
@@ -121,7 +121,7 @@ def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
 
 @pytest.mark.parametrize("how", ["dlq_error", "redact_error"])
 def test_payloads_are_never_logged(new_daemon: NewDaemon, how: str) -> None:
-    """An error that quotes its payload is not logged if the consumer forbids it."""
+    """If the consumer forbids it, errors are not logged, because an error may quote its payload."""
     hook = f"\n\ndef redact_error(text):\n    return text.replace({SECRET!r}, '#')\n"
     daemon = new_daemon(
         code=LEAKY + (hook if how == "redact_error" else ""),
@@ -156,7 +156,8 @@ def test_dead_letters_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
         daemon.send(["dead"] * count)
         daemon.wait_settled(60.0)
 
-        # One more dead letter, a second later, logs the number of suppressed lines.
+        # One more dead letter, a second later, makes the daemon log the number of lines that it
+        # suppressed.
         second_over = time.monotonic() + 1.1
         wait_until(lambda: time.monotonic() > second_over, timeout=5.0, what="a second is over")
         daemon.send(["dead"])
@@ -167,7 +168,8 @@ def test_dead_letters_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
     lines = daemon.events("message.dead_lettered")
     assert len({line["pid"] for line in lines}) == 1
     per_second = Counter(line["ts"].partition(".")[0] for line in lines)
-    # The seconds of the limit are not aligned to the clock, so two may share a clock second.
+    # The limit's seconds do not start with the clock's, so two of them may share a second of the
+    # clock.
     assert max(per_second.values()) <= 2 * logs.LINES_PER_SECOND
     assert len(lines) < count / 2
     assert len(lines) + sum(line.get("suppressed", 0) for line in lines) >= count
@@ -190,7 +192,7 @@ class Deaf(Daemon):
         os.close(writer)
 
     def read(self) -> str:
-        """Return the current content of the pipe."""
+        """Return everything that the pipe contains at the moment."""
         parts = []
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self.reader, 1 << 16):
@@ -222,7 +224,7 @@ def test_daemon_with_an_unread_log_keeps_working(deaf: Deaf) -> None:
     epochs = deaf.epochs()
     pids = deaf.pids()
 
-    # For more than two TTLs, leases are renewed and messages are handled.
+    # Leases are renewed and messages are handled for more than two TTLs.
     until = time.monotonic() + 4.5
     while time.monotonic() < until:
         uids += deaf.send(["ok", "dead"])
@@ -233,8 +235,9 @@ def test_daemon_with_an_unread_log_keeps_working(deaf: Deaf) -> None:
     assert (deaf.epochs(), deaf.pids()) == (epochs, pids)
     assert all(deaf.ledger.records_for(uid, "start") for uid in uids)
 
-    # A late reader gets the kept lines, each complete. An idle worker tries once per read, which
-    # may block for 5 s, and the pipe takes 4 KiB each time.
+    # A reader that comes late gets the lines that were kept, and each is complete. An idle worker
+    # tries to write once per read, which may block for 5 s, and the pipe takes only 4 KiB each
+    # time.
     text = deaf.read()
     deaf.send(["dead"] * 2)
 

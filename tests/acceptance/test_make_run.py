@@ -1,4 +1,4 @@
-"""`make run` and `make serve`, as processes: the daemon's main job on real input."""
+"""`make run` and `make serve`, started as processes, do the daemon's main job on real input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_make_run_handles_every_line_and_exits(tmp_path: Path):
     assert "✗" not in done.stdout
     assert done.stdout.count("✓") == 6
     assert done.stdout.count("not a line of the combined log format") == 2
-    # The largest count, as found in the log with a text tool.
+    # The largest count in the log, computed with a text tool instead of streamqd.
     assert ["796", "200", "/favicon.ico"] in words
 
 
@@ -56,7 +56,7 @@ def test_make_serve_leaves_no_process_after_an_interrupt(tmp_path: Path):
             what="the demonstration serves",
         )
         assert process.poll() is None, output.read_text()
-        if importlib.util.find_spec("starlette"):  # part of what `make serve` installs
+        if importlib.util.find_spec("starlette"):  # part of the packages that `make serve` installs
             first = output.read_text().splitlines()[0]
             link = re.fullmatch(r"console: (http://127\.0\.0\.1:\d+/\?token=\S+)", first)
             assert link, first

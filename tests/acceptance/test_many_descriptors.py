@@ -1,4 +1,4 @@
-"""A daemon and a command with more than 1,024 open file descriptors, the limit of `select`."""
+"""Daemons and commands work with more than 1,024 open file descriptors, the limit of `select`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NewDaemon = Callable[..., Daemon]
 
 pytestmark = pytest.mark.promise
 
-# Runs a command that inherits 1,100 open file descriptors.
+# This program runs a command that inherits 1,100 open file descriptors.
 CROWDED = """
 import os, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -43,7 +43,7 @@ async def obey(message: Message) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurrency: int):
-    """The housekeeper must not crash because its socket has a number above 1,023."""
+    """The housekeeper does not crash, although its socket has a number above 1,023."""
     consumer = {"concurrency": concurrency, "order": "none"} if concurrency > 1 else {}
     daemon = new_daemon(partitions=2, code=RETRIES, consumer=consumer)
     daemon.within = WITHIN
@@ -56,7 +56,7 @@ def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurre
 
 
 def test_top_with_1100_open_descriptors_receives_keys(new_daemon: NewDaemon):
-    """`top` must not wait for keys with `select`, which rejects its pipe."""
+    """`top` receives keys, although `select` would reject a pipe with such a number."""
     with new_daemon(partitions=2) as daemon:
         words = command(daemon, "top", "--interval", "0.2s")
         terminal = Terminal([*WITHIN, *words], cwd=daemon.folder, env=environment())

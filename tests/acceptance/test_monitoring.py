@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real daemon, and evaluates the rules and the dashboard."""
+"""A real Prometheus scrapes a real daemon and evaluates the alerting rules and the dashboard."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A Prometheus for one test, on loopback, with its own data directory."""
+    """A Prometheus server for one test, on loopback, with its own data directory."""
 
     def __init__(self, folder: Path, target: int) -> None:
         binary = shutil.which("prometheus")
@@ -71,20 +71,23 @@ class Prometheus:
         )
 
     def get(self, what: str, **parameters: str) -> Any:
-        """Return the `data` of an answer, or None while there is none. Fails with its error."""
+        """Return the `data` of an answer, or None as long as there is none.
+
+        Fails if the answer is an error.
+        """
         address = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(address, timeout=10) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
-            if error.code == 503:  # it is still starting
+            if error.code == 503:  # Prometheus is still starting
                 return None
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
         except urllib.error.URLError:
             return None
 
     def value(self, query: str) -> float | None:
-        """Return the single number that a query yields, or None."""
+        """Return the number that a query yields, or None if it does not yield exactly one."""
         data = self.get("query", query=query)
         rows = data["result"] if data else []
         return float(rows[0]["value"][1]) if len(rows) == 1 else None
@@ -122,7 +125,10 @@ def monitored_daemon(
 
 
 def expressions() -> list[str]:
-    """Return the queries of the dashboard, with variables replaced as in Grafana."""
+    """Return the queries of the dashboard.
+
+    Its variables are replaced in the same way as in Grafana.
+    """
     found = [
         target["expr"]
         for panel in json.loads(DASHBOARD.read_text())["panels"]
@@ -138,10 +144,10 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
     monitored_daemon: tuple[Daemon, Prometheus, int], tmp_path: Path
 ) -> None:
     daemon, prometheus, _ = monitored_daemon
-    # For the panels of schedules. The separate topic keeps the sums exact.
+    # The panels about schedules need data. A separate topic keeps the other sums exact.
     tick = {"name": "tick", "topic": "ticks", "every": "1s"}
     topics = daemon.tables["topics"] | {"ticks": {"partitions": 1}}
-    # For the panels of outboxes.
+    # The panels about outboxes need data.
     url = f"sqlite:///{tmp_path}/shop.db"
     with connect(url, create=True) as database:
         create(database)
@@ -150,7 +156,7 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
     daemon.signal(signal.SIGHUP)
     daemon.send(["ok"] * 20 + ["dead"] * 2 + ["fail"])
     daemon.wait_settled()
-    # For the panels of Spark. No query runs, so its position stays.
+    # The panels about Spark need data. No query is running, so its position stays the same.
     position = query_position(daemon.keys, TOPIC, 0, "report", "1-0", 1, hold=False)
     daemon.link.run(position)
 
@@ -177,7 +183,7 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
     prometheus.wait_value(f"sum(streamqd_crashes_total{of_group}) >= bool 1", 1)
     assert (prometheus.value(f"sum(streamqd_acked_total{of_group})") or 0) >= 20
 
-    # The same Prometheus evaluates the rules and the dashboard.
+    # The same Prometheus server also evaluates the rules and the dashboard.
     def rules() -> list[dict[str, Any]]:
         groups = prometheus.get("rules")["groups"]
         return [rule for group in groups for rule in group["rules"]]
@@ -197,7 +203,10 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
 
 
 def test_metrics_count_partitions_without_an_owner(new_daemon: NewDaemon) -> None:
-    """`max_partitions` leaves partitions without an owner. A stopped group needs no owner."""
+    """The metric counts partitions that `max_partitions` leaves without an owner.
+
+    It ignores a stopped group, which needs no owner.
+    """
     port = free_port()
     daemon = new_daemon(partitions=3, http=f"127.0.0.1:{port}", daemon={"max_partitions": 1})
 
@@ -250,7 +259,8 @@ def test_metric_labels_are_bounded_by_the_configuration(
     assert after["streamqd_instance"] == {"one"}
     assert after["result"] <= {"error", "timeout", "acquired", "shed"}
     assert after.keys() == before.keys() | (after.keys() & {"task"})
-    # Only counters of the housekeeper start at their first event.
+    # Only the housekeeper's counters start with their first event, so all others must exist
+    # already.
     new = {each.partition("[")[0] for each in after["series"] - before["series"]}
     assert new <= {
         "streamqd_promoted_total",
@@ -263,7 +273,10 @@ def test_metric_labels_are_bounded_by_the_configuration(
 def test_stop_and_reload_write_the_unfinished_minute_to_history(
     new_daemon: NewDaemon,
 ) -> None:
-    """The sum of all entries equals the handled messages: none is counted twice or left out."""
+    """A daemon that stops or reloads also writes the current minute.
+
+    The sum of all entries equals the handled messages, because none is counted twice or left out.
+    """
     daemon = new_daemon(partitions=2)
 
     def entries() -> list[history.Interval]:

@@ -1,4 +1,4 @@
-"""The daemon reaches Redis by a host name, and the name server stops answering."""
+"""A daemon that reaches Redis by a host name works even if the name server does not answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRY_SECONDS = 5  # the operating system's timeout for an answer of the name serv
 
 @pytest.fixture
 def name_server() -> Iterator[socket.socket]:
-    """A name server that receives queries and never answers."""
+    """A name server that receives queries but never answers them."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
         try:
             made.bind(NAME_SERVER)
@@ -32,7 +32,7 @@ def name_server() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def hosts(tmp_path: Path, name_server: socket.socket) -> Path:
-    """The daemon's own /etc/hosts. Other names go to the silent name server."""
+    """The daemon's own /etc/hosts. Queries for other names go to the silent name server."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"]).returncode:
         pytest.skip("no mount namespaces here")
     (tmp_path / "resolv.conf").write_text(
@@ -62,9 +62,9 @@ def test_silent_name_server_delays_nothing_else(
             daemon.wait_settled()
             mark = daemon.mark()
             hosts.write_text("")
-            for kind in ("NORMAL", "PUBSUB"):  # without wake-ups, it checks the fleet
+            for kind in ("NORMAL", "PUBSUB"):  # without wake-ups, the daemon checks the fleet
                 daemon.link.execute("CLIENT", "KILL", "TYPE", kind, "SKIPME", "YES")
-            # A role that waited for the answer would log this only after the resolver's timeout.
+            # A role that waited for an answer would log this only after the resolver's timeout.
             lost = daemon.wait_event("redis.lost", after=mark, timeout=TRY_SECONDS - 1)
             assert "not resolved" in lost["error"]
             daemon.signal(signal.SIGUSR1)

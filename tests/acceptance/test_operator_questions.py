@@ -1,4 +1,6 @@
-"""The questions of an operator on call: each test causes a fault and runs the command for it.
+"""Commands answer an on-call operator's questions.
+
+Each test causes a fault and runs the command for it.
 
 docs/how-to/on-call-runbook.md lists the same commands. test_dead_letters.py covers dead letters and
 their replay.
@@ -40,7 +42,8 @@ def document(daemon: Daemon, *words: str) -> Any:
 def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "") -> dict[str, Any]:
     """Wait until the first cause of `why` has this word and part of a sentence. Return the answer.
 
-    Instances publish their state later than it changes in Redis.
+    The test has to wait, because instances publish their state only some time after it changes in
+    Redis.
     """
 
     answer: dict[str, Any] = {}
@@ -59,7 +62,10 @@ def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "")
 
 
 def published_lag(daemon: Daemon) -> int | None:
-    """Return the lag in the owner's last summary, or None. There must be one partition."""
+    """Return the lag in the owner's last summary, or None if there is none.
+
+    There must be only one partition.
+    """
     summary = json.loads(daemon.link.execute("GET", daemon.keys.instance("default", "one")) or "{}")
     lags = [each["lag"] for each in summary.get("assignments", ())]
     return lags[0] if lags else None
@@ -95,9 +101,9 @@ def test_why_reports_movement_or_no_waiting_messages(new_daemon: NewDaemon, serv
             lambda: published_lag(one) == 0, what="the owner has told that there is no lag"
         )
         one.send(["sleep 0.02"] * 1500)
-        # The lag grew once, by a burst, and has been shrinking since.
+        # A burst made the lag grow once, and it has been shrinking ever since.
         wait_cause(one, "moving")
-        if server.version >= (7,):  # older versions report no lag of a group with unread messages
+        if server.version >= (7,):  # older versions report no lag if the group has unread messages
             one.wait_for(
                 lambda: (published_lag(one) or 0) > 0, what="the owner has told of the burst"
             )
@@ -125,7 +131,7 @@ def test_why_names_a_pause_by_a_signal(new_daemon: NewDaemon) -> None:
 def test_why_names_a_stuck_handler_and_its_message(
     new_daemon: NewDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The default of 10 s would only slow the test down.
+    # The default of 10 s would only make the test slower.
     monkeypatch.setattr("streamqd.admin.why.STUCK_SECONDS", 0.5)
     with new_daemon() as one:
         [uid, *_] = one.send(["await gate", "ok", "ok"])
@@ -259,7 +265,7 @@ def test_why_refuses_an_unknown_topic_partition_or_group(new_daemon: NewDaemon) 
 
 
 def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Server) -> None:
-    # Redis 6.2 reports no lag of a group with unread messages, so there is no trend.
+    # Redis 6.2 reports no lag if the group has unread messages, so there is no trend.
     trend = "trend unknown" if server.version < (7,) else "(steady|growing|shrinking)"
     with new_daemon(partitions=2) as one:
         one.send(["await gate"], partition=0)
@@ -273,7 +279,7 @@ def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Serve
 
         told = one.wait_for(behind, what="status tells how far behind the group is")
         assert (told["topic"], told["group"], told["partitions"]) == (TOPIC, GROUP, [0])
-        # The worker has fetched some messages. The rest is unread.
+        # The worker has fetched some of the messages, and the rest is unread.
         assert 0 < told["lag"] <= 300
         assert told["since_unix_ms"] >= since
         said = run_command(one, "status")[1]

@@ -1,4 +1,4 @@
-"""The outbox from outside: each committed row is sent once, in order, despite kills and stops."""
+"""An outbox sends each committed row once and in order, despite kills and stops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NewSite = Callable[..., OutboxSite]
 
 @pytest.fixture(params=quick.slow_after(1, ("sqlite", "postgresql", "mysql")))
 def database(request: pytest.FixtureRequest) -> Iterator[databases.DatabaseServer]:
-    """A server of this test, which it may restart."""
+    """A database server for this test alone, so that the test may restart it."""
     started = servers.require(databases.start, request.param)
     yield started
     started.close()
@@ -60,7 +60,7 @@ def new_site(
 
 @contextlib.contextmanager
 def pause_server(server: ProcessServer, seconds: float) -> Iterator[None]:
-    """Stop the server for a time. The block runs while it is away."""
+    """Stop the server for the given time, and run the block in the meantime."""
     server.pause()
     until = time.monotonic() + seconds
     try:
@@ -124,13 +124,13 @@ def test_random_faults_send_each_committed_row_once(
 
 def _restart(database: databases.DatabaseServer) -> None:
     if isinstance(database, databases.SQLite):
-        return  # a file has no server
+        return  # a file has no server that could be restarted
     database.kill(signal.SIGTERM)  # type: ignore[attr-defined]
     database.start()  # type: ignore[attr-defined]
 
 
 def _stop_past_its_lease(site: OutboxSite) -> None:
-    """Stop the relay until another one holds the outbox and sends, and continue it."""
+    """Stop the relay until another one holds the outbox and sends rows, and then resume it."""
     first = site.wait_holder()
     first.send_signal(signal.SIGSTOP)
     wait_until(lambda: site.holder() not in (None, first), timeout=20)
@@ -152,7 +152,7 @@ def test_relay_paused_past_its_lease_sends_nothing_twice(new_site: NewSite) -> N
         assert each.wait(20) == 0
         site.processes.remove(each)
     site.burst()
-    # The numbers of the second and the third round repeat those of the first.
+    # The numbers of the second and third round are the same as in the first.
     assert sorted(site.ledger()) == sorted(
         {each[1:] for part in site.entries().values() for each in part}
     )
@@ -214,7 +214,10 @@ def test_relay_sends_each_row_once_to_a_cluster(
     tmp_path: Path,
     chance: random.Random,
 ) -> None:
-    """Partitions are on all nodes, and relays are killed. A topic on a cluster cannot grow."""
+    """A relay sends each row once, although relays are killed and partitions are on all nodes.
+
+    A topic on a cluster cannot grow.
+    """
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(binary, replicas=0))
         link = stack.enter_context(
@@ -241,7 +244,7 @@ def test_relay_sends_each_row_once_to_a_cluster(
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_commit_wakes_the_relay(new_site: NewSite) -> None:
-    """The test prints the latency. A poll of 60 s would exceed every wait of this test.
+    """A commit wakes the relay, which otherwise polls only every 60 s. The test prints the latency.
 
     Only PostgreSQL sends notifications.
     """

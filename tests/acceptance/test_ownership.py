@@ -1,6 +1,6 @@
-"""One owner at a time: late packets, duplicate instances and killed predecessors.
+"""A partition has one owner at a time, despite late packets, duplicate instances and kills.
 
-The first part simulates two owners with the real scripts. A late packet is simulated by running
+The first part simulates two owners with the real scripts. To simulate a late packet, a test runs
 the same call later, because a script does not depend on the connection. A late read is written to
 its connection only at that time.
 """
@@ -35,7 +35,7 @@ NewDaemon = Callable[..., Daemon]
 
 
 class Owner:
-    """The calls of an instance and its worker for one assignment."""
+    """The calls that one instance and its worker make for an assignment."""
 
     def __init__(self, name: str, harness: Harness, server: Server) -> None:
         self.name = name
@@ -46,7 +46,10 @@ class Owner:
         self.session = ""
 
     def acquire(self) -> Call:
-        """Return a call with a new token and the current epoch. Run it once, twice, or late."""
+        """Return a call with a new token and the current epoch.
+
+        A test may run it once, twice, or late.
+        """
         self.token = secrets.token_hex(8)
         epoch = int(self.harness.do("HGET", self.harness.fence, "epoch") or 0)
         return leases.acquire(self.keys, Lease(ASSIGNMENT, self.token, epoch), TTL, self.name)
@@ -64,7 +67,10 @@ class Owner:
         return self.link.run(call).word
 
     def attach(self) -> tuple[Fetcher, list[bytes]]:
-        """Recover on a new connection, as a worker does. Return the fetcher and the pending IDs."""
+        """Recover on a new connection, as a worker does.
+
+        Return the fetcher and the IDs of the pending entries.
+        """
         self.link.close()
         page = messages.Recovered.parse(self.link.run(self.recover()))
         fetcher = Fetcher(self.link, self.keys, Lease(ASSIGNMENT, self.token))
@@ -96,7 +102,7 @@ def ids(got: FetchResult) -> list[bytes]:
 
 
 def expire_lease(harness: Harness) -> None:
-    """Delete the lease, as its expiry does."""
+    """Delete the lease, with the same result as if it had expired."""
     assert harness.do("DEL", harness.lease) == 1
 
 
@@ -104,10 +110,10 @@ def expire_lease(harness: Harness) -> None:
 
 
 def test_late_acquire_does_not_restore_an_old_token(harness: Harness, owners: tuple[Owner, Owner]):
-    """The call is repeated, and its first copy executes after another owner's lease."""
+    """The late copy of a repeated call has no effect once another owner has had the lease."""
     a, b = owners
-    acquire = a.acquire()  # the first copy is in transit
-    assert a.say(acquire) == "OK"  # the repeated call gets its reply
+    acquire = a.acquire()  # the first copy is still in transit
+    assert a.say(acquire) == "OK"  # the repeated call gets a reply
     added = [harness.add(f"{number}-1") for number in range(1, 4)]
     reader, _ = a.attach()
     assert ids(read(reader)) == [b"1-1", b"2-1", b"3-1"]  # then the owner pauses
@@ -128,7 +134,7 @@ def test_late_acquire_does_not_restore_an_old_token(harness: Harness, owners: tu
 
 
 def test_late_release_has_no_effect(harness: Harness, owners: tuple[Owner, Owner]):
-    """The same instance or another one has acquired the assignment again."""
+    """A late release has no effect after this instance or another one has acquired a new lease."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     release = a.release()
@@ -155,7 +161,7 @@ def test_acquire_with_a_lost_reply_costs_no_epoch(harness: Harness, owners: tupl
 
 
 def owner_calls(owner: Owner, places: list[bytes]) -> dict[str, Call]:
-    """Return every call that an owner can send, by script."""
+    """Return every call that an owner can make, by script."""
     keys, token = owner.keys, owner.token
     fields = {b"originalId": b"1-1", b"retryCount": b"1", b"crashCount": b"0"}
     return {
@@ -175,7 +181,7 @@ def owner_calls(owner: Owner, places: list[bytes]) -> dict[str, Call]:
     }
 
 
-# An expired lease belongs to its owner until another instance acquires it.
+# An expired lease still belongs to its owner until another instance acquires it.
 @pytest.mark.fault("F8")
 @pytest.mark.parametrize(
     ("ending", "heir"),
@@ -195,9 +201,9 @@ def test_no_call_of_an_old_owner_has_an_effect(
     places = [harness.add(f"{number}-1") for number in range(1, 6)]
     reader, _ = a.attach()
     read(reader)
-    harness.add("9-1")  # an entry to fetch
+    harness.add("9-1")  # an entry that can be fetched
     harness.add("8-8", stream=harness.retry)
-    assert harness.fetch(1, consumer="legacy", stream=harness.retry)  # an entry to reclaim
+    assert harness.fetch(1, consumer="legacy", stream=harness.retry)  # an entry for a reclaim
     if ending == "expired":
         expire_lease(harness)
     elif ending == "released":
@@ -226,7 +232,10 @@ def test_no_call_of_an_old_owner_has_an_effect(
 def test_late_read_on_an_old_connection_is_refused(
     harness: Harness, owners: tuple[Owner, Owner], server: Server
 ):
-    """The token is valid, but the owner has listed its pending entries since."""
+    """A late read on an old connection is refused.
+
+    Its token is valid, but the owner has since listed its pending entries.
+    """
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     old, _ = a.attach()
@@ -246,7 +255,7 @@ def test_read_before_recovery_is_listed_as_pending(harness: Harness, owners: tup
     reader, _ = a.attach()
     harness.add("1-1")
     harness.add("2-1")
-    read(reader)  # its reply is lost
+    read(reader)  # the reply is lost
     _, inherited = a.attach()
     assert inherited == [b"1-1", b"2-1"]
 
@@ -254,7 +263,7 @@ def test_read_before_recovery_is_listed_as_pending(harness: Harness, owners: tup
 def test_mark_of_an_abandoned_connection_suspects_nothing(
     harness: Harness, owners: tuple[Owner, Owner]
 ):
-    """Such a mark names an entry that no worker was running."""
+    """Such a mark suspects no message, because no worker was running the entry that it names."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     place = harness.add("1-1")
@@ -271,14 +280,17 @@ def test_mark_of_an_abandoned_connection_suspects_nothing(
 # --- duplicate instances and killed predecessors --------------------------------------------------
 
 SHORT = "1s"
-LONGER = "5s"  # the second instance has time for several summaries
+LONGER = "5s"  # long enough for the second instance to publish several summaries
 
 
 @pytest.mark.fault("F32")
 def test_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
-    """The duplicate logs the host and pid of the first and does not replace its summary.
+    """A duplicate on another host exits.
 
-    Another state directory simulates another host, because no lock is shared.
+    It logs the host and pid of the first instance and leaves its summary unchanged.
+
+    The test uses another state directory to simulate another host, because the two then share no
+    lock.
     """
     first = new_daemon(name="east", daemon={"instance": "same", "lease_ttl": LONGER})
     with first:
@@ -366,7 +378,10 @@ def test_second_instance_on_the_same_host_is_refused(new_daemon: NewDaemon):
 def test_successor_without_a_scoreboard_resumes_immediately(
     new_daemon: NewDaemon,
 ):
-    """The lock alone proves that no process is left. Pending messages run in a marked round."""
+    """The successor resumes immediately, because the lock alone proves that no process is left.
+
+    Pending messages run in a marked round.
+    """
     with new_daemon() as daemon:
         (uid,) = daemon.send(["await nothing"])
         daemon.wait_run(uid)
@@ -385,12 +400,12 @@ def test_successor_without_a_scoreboard_resumes_immediately(
 
 @pytest.mark.fault("F6")
 def test_leases_of_a_killed_predecessor_are_taken_immediately(new_daemon: NewDaemon):
-    """The lock proves that no old process is left, so the successor does not wait for the TTL."""
+    """The successor need not wait for the TTL: the lock proves that no old process is left."""
     with new_daemon(partitions=3) as daemon:
         epochs = daemon.epochs()
         uids = daemon.send(["await nothing"], partition=0) + daemon.send(["ok"] * 20, partition=1)
         daemon.wait_run(uids[0])
-        # A message of partition 1 that still ran at the kill would be a second suspect.
+        # A message of partition 1 that was still running at the kill would be a second suspect.
         daemon.wait_for(
             lambda: set(uids[1:]) <= daemon.ledger.finished_uids(GROUP) and daemon.pending() == 1,
             what="the others are done",
@@ -430,13 +445,15 @@ def slow():
 
 os.register_at_fork(before=slow)
 """
-BESIDE = 4  # forks other than workers: the housekeeper and short tasks
+BESIDE = 4  # forks that are not workers: the housekeeper and short tasks
 
 
 def test_slow_forks_are_spread_over_several_ticks(new_daemon: NewDaemon):
-    """If all forks came in one tick, no lease would be renewed until the last one.
+    """Slow forks are spread over several ticks.
 
-    A tick logs its workers after the last fork, so the log shows the number of forks per tick.
+    If one tick made them all, no lease would be renewed until the last.
+
+    A tick logs its workers after the last fork, so the log shows how many forks each tick made.
     """
     count = 24
     daemon = new_daemon(partitions=count, daemon={"lease_ttl": "3s", "preload": ["slow_forks"]})

@@ -1,6 +1,7 @@
-"""The wheel, the sdist and an editable install: each finds its Lua scripts and its example data.
+"""The wheel, the sdist and an editable install all find their Lua scripts and example data.
 
-Nothing is downloaded: the environments borrow the dependencies of the one that runs the tests.
+Nothing is downloaded, because the environments borrow the dependencies of the one that runs the
+tests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path.stem for path in (ROOT / "lua").glob("[!_]*.lua"))
 EXAMPLE_DATA = {"weblog.toml", "data/apache_access.log.gz", "data/README.md"}
 
-# Prints the location of the package, then one script name per line.
+# This program prints the location of the package, and then the name of one script per line.
 PROBE = """
 import streamqd
 from streamqd.store import scripts
@@ -29,7 +30,7 @@ print(*sorted(scripts.load()), sep="\\n")
 
 
 def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
-    """Run a command and return its output. Fails with the output if the command fails."""
+    """Run a command and return its output. If the command fails, fail and show the output."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
@@ -63,10 +64,12 @@ def sdist(built: Path) -> Path:
 
 
 def make_venv(folder: Path) -> Path:
-    """Create an environment with the dependencies, but without streamqd. Return its `bin`.
+    """Create an environment with the dependencies, but without streamqd.
 
-    A line in a `.pth` file adds a directory, but does not read the `.pth` files in it. An editable
-    install is such a file, so streamqd itself is left out.
+    Return its `bin` directory.
+
+    A `.pth` file adds a directory to the path, but Python ignores the `.pth` files in that
+    directory. An editable install is such a file, so streamqd itself is left out.
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     site_packages = next(folder.glob("lib/python*/site-packages"))

@@ -1,7 +1,8 @@
 """Messages that a worker fetched after a slow one run elsewhere as soon as possible.
 
 A partition has one owner, which runs one message at a time. The others wait until the slow message
-finishes, or for `drain_timeout` if the instance stops. Then they run at the other instance, once.
+finishes, or for `drain_timeout` if the instance stops. Then each of them runs once, at the other
+instance.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tests.support.ledger import Audit
 
 NewDaemon = Callable[..., Daemon]
 
-BEHIND = 20  # messages after the slow one; the worker fetches some
+BEHIND = 20  # messages after the slow one, some of which the worker fetches
 DRAINS = "300ms"
 
 
 @pytest.fixture
 def fleet(new_daemon: NewDaemon) -> Fleet:
-    """Two instances. The first one owns the only partition."""
+    """Two instances, of which the first owns the only partition."""
     settings = {**CALM, "drain_timeout": DRAINS}
     one, two = (new_daemon(name=name, daemon=settings) for name in "ab")
     found = Fleet(one)
@@ -34,7 +35,10 @@ def fleet(new_daemon: NewDaemon) -> Fleet:
 
 
 def start_stuck_message(one: Daemon) -> tuple[str, list[str], int]:
-    """Start a message that waits for a gate. Return it, the messages after it, and its pid."""
+    """Start a message that waits for a gate.
+
+    Return that message, the messages after it, and its pid.
+    """
     slow, *behind = one.send(["await gate", *["ok"] * BEHIND])
     one.wait_run(slow)
     assert one.pending() > 1, "nothing lies behind it in the worker's hands"
@@ -72,7 +76,7 @@ def test_prefetched_messages_run_once_after_a_failed_drain(fleet: Fleet):
     mark = two.mark()
     assert one.stop() != 0, "it has given up a message that ran"
     two.wait_event("lease.acquired", after=mark)
-    one.wait_run(slow, count=2)  # the oldest message runs first, and is slow there, too
+    one.wait_run(slow, count=2)  # the oldest message runs first, and is slow here as well
     assert {each.uid for each in one.ledger.records("start")} == {slow}
 
     (one.folder / "gate").touch()

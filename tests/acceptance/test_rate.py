@@ -1,4 +1,4 @@
-"""A daemon throttled by a rate reports it everywhere, and a drain or handover does not wait."""
+"""If a rate throttles a daemon, every view reports it, and neither a drain nor a handover waits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def test_throttled_partition_is_reported_and_drains_quickly(
 
 
 def test_handover_continues_the_rate(new_daemon: NewDaemon):
-    """The handler writes the starts, so they are recorded late, which the check allows."""
+    """A handover continues the rate.
+
+    The check allows for starts that are recorded late, because the handler writes them.
+    """
     daemon = new_daemon(consumer={"rate": "20/s", "rate_burst": 2})
     with daemon:
         daemon.send(["ok"] * 40)
@@ -72,9 +75,9 @@ def test_handover_continues_the_rate(new_daemon: NewDaemon):
 
 
 def test_group_rate_is_unchanged_by_a_growth(new_daemon: NewDaemon):
-    """With `rate_per = "group"`, twice the partitions do not start more runs per second.
+    """With `rate_per = "group"`, twice as many partitions do not start more runs per second.
 
-    The check allows one immediate run per partition, and late records of starts.
+    The check allows one immediate run per partition, and starts that are recorded late.
     """
     daemon = new_daemon(partitions=2, consumer={"rate": "40/s", "rate_per": "group"})
 
@@ -116,7 +119,7 @@ def test_group_rate_is_unchanged_by_a_growth(new_daemon: NewDaemon):
 
 
 def max_lateness(daemon: Daemon) -> float:
-    """Return the seconds of the longest run, which bounds the delay of a recorded start."""
+    """Return the seconds of the longest run, because no start is recorded later than that."""
     runs = daemon.ledger.records("start", "end")
     begun = {each.uid: each.at for each in runs if each.kind == "start"}
     return max(each.at - begun[each.uid] for each in runs if each.kind == "end")

@@ -1,4 +1,4 @@
-"""Instances join, leave and pause: partitions move, and no message is lost or handled twice."""
+"""When instances join, leave or pause, partitions move, and no message is lost or handled twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.promise
 NewDaemon = Callable[..., Daemon]
 
 PARTITIONS = 8
-# A renewal every 0.4 s. Moves start within 0.1 s, up to 8 at a time.
+# Leases are renewed every 0.4 s. Moves start within 0.1 s, up to 8 at a time.
 QUICK = {
     "lease_ttl": "2s",
     "rebalance_delay": "100ms",
@@ -51,7 +51,7 @@ class Fleet:
         self.members[member.tables["daemon"]["instance"]] = member
 
     def owners(self) -> dict[int, str]:
-        """Return the instance that each fence names, by partition."""
+        """Return the instance that the fence of each partition names."""
         fences = [self.one.keys.fence(*assignment) for assignment in self.one.assignments()]
         held = self.one.link.pipeline([("HMGET", fence, "owner", "token") for fence in fences])
         return {
@@ -59,7 +59,7 @@ class Fleet:
         }
 
     def shares(self) -> list[int]:
-        """Return the number of partitions of each owner, sorted."""
+        """Return the number of partitions that each owner has, sorted."""
         return sorted(Counter(self.owners().values()).values())
 
     def wait_shares(self, *wanted: int) -> None:
@@ -68,7 +68,7 @@ class Fleet:
         )
 
     def wait_workers(self) -> None:
-        """Wait until every owner runs a worker for each of its partitions."""
+        """Wait until every owner is running a worker for each of its partitions."""
 
         def running() -> bool:
             owners = self.owners()
@@ -81,12 +81,12 @@ class Fleet:
         self.one.wait_for(running, timeout=30.0, what="every partition has its worker")
 
     def moves(self) -> int:
-        """Return the number of logged lease changes of all members."""
+        """Return how many lease changes all members have logged."""
         names = ("lease.acquired", "lease.released", "lease.lost", "partition.handed_over")
         return sum(len(m.events(name)) for m in self.members.values() for name in names)
 
     def heartbeats(self) -> dict[str, float]:
-        """Return the last heartbeat of each instance, in Redis time."""
+        """Return the time of each instance's last heartbeat (Redis time)."""
         flat = self.one.link.execute(
             "ZRANGE", self.one.keys.members("default"), 0, -1, "WITHSCORES"
         )
@@ -105,7 +105,7 @@ class Fleet:
 
 
 def wait_run_elsewhere(fleet: Fleet, partitions: set[int], since: float) -> float:
-    """Wait until a message of each partition has started. Return the elapsed seconds."""
+    """Wait until a message of each partition has started elsewhere. Return the elapsed seconds."""
     first: dict[int, float] = {}
 
     def all_run() -> bool:
@@ -143,14 +143,14 @@ def test_leaving_and_returning_instances_repeat_nothing(
     for name, leaver in fleet.members.items():
         leaving = {p for p, owner in fleet.owners().items() if owner == name}
         assert leaving
-        # Every partition has work, even if the first messages are all handled.
+        # Every partition still has work, even if its first messages have all been handled.
         one.send("sleep 0.005" for _ in range(800))
         signalled = time.monotonic()
         leaver.signal(signal.SIGTERM)
         drained = leaver.wait_event("drain.finished", timeout=20.0)
         ended = time.monotonic()
         assert drained["code"] == leaver.wait() == 0
-        # Messages that the leaver finished itself started before its exit.
+        # Messages that the leaving instance finished itself started before it exited.
         took.append((name, wait_run_elsewhere(fleet, leaving, ended) + ended - signalled))
         fleet.wait_shares(4, 4)
         leaver.start()
@@ -168,7 +168,7 @@ def test_leaving_and_returning_instances_repeat_nothing(
 
 # --- a paused instance ----------------------------------------------------------------------------
 
-# Each instance has its own gate, so the test controls its actions after the pause.
+# Each instance has its own gate, so that the test controls when it acts after the pause.
 GATED = """
 from pathlib import Path
 import time
@@ -196,11 +196,11 @@ def obey(message: Message) -> None:
 """
 
 STANDSTILL = {"lease_ttl": "1s", "rebalance_delay": "10m"}
-WORDS = ("ack", "fail", "dead")  # the outcome that the paused instance attempts, by partition
+WORDS = ("ack", "fail", "dead")  # the outcome that the paused instance tries to store
 
 
 def dump_keyspace(daemon: Daemon) -> dict[bytes, bytes]:
-    """Return the dumps of all keys about messages and owners."""
+    """Return a dump of every key that is about messages or owners."""
     passing = (":members:", ":info:", ":instance:", ":history:")
     names = sorted(daemon.link.execute("KEYS", "*"))
     kept = [name for name in names if not any(one.encode() in name for one in passing)]
@@ -240,7 +240,8 @@ def test_paused_and_replaced_instance_is_refused_every_write(
     for process in asleep:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
-    # Its handlers return, fail and raise Dead, its workers exit, and its supervisor gives up.
+    # Its handlers return, fail or raise Dead, its workers exit, and its supervisor gives up the
+    # partitions.
     for number, uid in enumerate(gated):
         sleeper.wait_run(uid, "raise" if WORDS[number] != "ack" else "end")
         fenced = sleeper.wait_event("request.fenced", after=mark, partition=number)
@@ -272,7 +273,10 @@ def test_paused_and_replaced_instance_is_refused_every_write(
 
 
 def count_refusals(port: int) -> dict[int, int]:
-    """Return the operations refused because of a newer owner, by partition. Source: metrics."""
+    """Return how many operations were refused because of a newer owner, by partition.
+
+    Source: metrics.
+    """
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
         text = answer.read().decode()
     found = {}

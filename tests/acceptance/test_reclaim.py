@@ -1,4 +1,4 @@
-"""Pending entries of other clients are taken over, and the daemon's own running entries are not."""
+"""A daemon takes over pending entries of other clients, but not its own running entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def create_topic_and_group(daemon: Daemon) -> str:
 
 
 def read_as(link: Connection, consumer: str, stream: str, count: int) -> list[str]:
-    """Read as a consumer of the group. Return the IDs."""
+    """Read as the given consumer of the group. Return the entry IDs."""
     got = link.execute(
         "XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count, "STREAMS", stream, ">"
     )
@@ -44,7 +44,7 @@ def pending(daemon: Daemon, stream: str) -> list[tuple[str, str, int, int]]:
 
 
 def wait_idle(daemon: Daemon, stream: str, entry: str, seconds: float) -> None:
-    """Wait until a pending entry is idle for `seconds`."""
+    """Wait until a pending entry has been idle for `seconds`."""
 
     def idle() -> bool:
         (found,) = [row for row in pending(daemon, stream) if row[0] == entry]
@@ -54,7 +54,7 @@ def wait_idle(daemon: Daemon, stream: str, entry: str, seconds: float) -> None:
 
 
 def counters(port: int) -> dict[str, int]:
-    """Return the counters of the only assignment."""
+    """Return the counters of the daemon's only assignment."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10.0) as answer:
         (assignment,) = json.load(answer)["assignments"]
     return assignment["counters"]
@@ -110,14 +110,17 @@ def test_entry_below_reclaim_idle_stays_with_its_consumer(new_daemon: NewDaemon)
 
 
 def test_running_entry_is_never_reclaimed(new_daemon: NewDaemon):
-    """An automatic claim takes idle entries, and a running entry counts as idle."""
+    """A running entry is never reclaimed, although it counts as idle.
+
+    An automatic claim takes idle entries.
+    """
     daemon = new_daemon(consumer=IDLE)
     stream = create_topic_and_group(daemon)
     with daemon:
         (uid,) = daemon.send(["await done"])
         daemon.wait_run(uid)
         foreign = daemon.send(["ok"] * 3)
-        # The worker may have read some already. Another client reads the rest.
+        # The worker may have read some entries already. Another client reads the others.
         left = len(read_as(daemon.link, "legacy", stream, 3))
         daemon.wait_event("reclaim.requested")
         entry = uid.rpartition("/")[2]
@@ -139,7 +142,10 @@ def test_running_entry_is_never_reclaimed(new_daemon: NewDaemon):
 @pytest.mark.fault("F25")
 @pytest.mark.parametrize("consumer", ["w", "legacy"])
 def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDaemon, consumer: str):
-    """Missing entries cannot be handled, and must not stay pending."""
+    """Pending entries that were trimmed are acknowledged and counted.
+
+    They cannot be handled, and must not stay pending.
+    """
     port = free_port()
     daemon = new_daemon(consumer=IDLE, http=f"127.0.0.1:{port}")
     stream = create_topic_and_group(daemon)
@@ -160,20 +166,24 @@ def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDae
 
 
 def test_idle_worker_is_woken_to_reclaim_an_entry(new_daemon: NewDaemon):
-    """The worker reconnects to leave its poll. A poll may time out just then, but not twice."""
+    """An idle worker is woken to reclaim an entry. To leave its poll, it reconnects.
+
+    A poll may happen to time out at that moment, but not twice.
+    """
     daemon = check_every_second(new_daemon)
     stream = create_topic_and_group(daemon)
     with daemon:
         woken = 0
         for _ in range(2):
             daemon.pause()
-            # The server still reads for the poll until it notices that the poll is gone.
+            # The server keeps reading for the poll until it notices that the connection is closed.
             daemon.wait_for(lambda: not daemon.long_poll(), what="the poll is left")
             (uid,) = daemon.send(["ok"])
             (entry,) = read_as(daemon.link, "legacy", stream, 1)
             daemon.signal(signal.SIGCONT)
             before = daemon.wait_for(daemon.long_poll, what="it waits for messages")
-            # Make the entry idle for long enough only now that the worker is waiting.
+            # Make the entry idle for long enough only now, because the worker has to be waiting
+            # first.
             daemon.link.execute(
                 *("XCLAIM", stream, GROUP, "legacy", 0, entry, "IDLE", 100_000, "JUSTID")
             )

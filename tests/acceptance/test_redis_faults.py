@@ -1,4 +1,4 @@
-"""Redis pauses, dies, loses data, is full, or drops replies: the daemon recovers automatically."""
+"""The daemon recovers after Redis pauses, dies, loses data, is full or drops replies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Make = Callable[..., Daemon]
 
 @pytest.fixture
 def make(fresh_server: ProcessServer, tmp_path: Path) -> Iterator[Make]:
-    """Configure daemons on a server for this test only, with an append-only file."""
+    """Configure daemons on a server for this test alone, with an append-only file."""
     with daemons(tmp_path, fresh_server.url) as make:
         yield make
 
@@ -42,7 +42,7 @@ def wait_progress(daemon: Daemon, count: int = 1) -> None:
 
 
 def stat(link: Connection, section: str, name: str) -> int:
-    """Return a number from the server's INFO."""
+    """Return a number from a section of the server's INFO."""
     told = link.execute("INFO", section).decode().splitlines()
     (line,) = [line for line in told if line.startswith(f"{name}:")]
     return int(line.partition(":")[2].removeprefix("calls=").partition(",")[0])
@@ -87,7 +87,7 @@ def run_pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daem
 @pytest.mark.promise
 @pytest.mark.fault("F9")
 def test_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server: ProcessServer):
-    """Every lease has expired, and every heartbeat is older than the TTL."""
+    """No partition moves, although every lease has expired and every heartbeat is too old."""
     ttl = 1.0
     with run_pair(make, ttl) as (first, second):
         epochs, expired = first.epochs(), stat(first.link, "stats", "expired_keys")
@@ -103,7 +103,10 @@ def test_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server:
 
 
 def pause_server(server: ProcessServer, seconds: float, *daemons: Daemon) -> dict[Daemon, int]:
-    """Pause the server until every daemon has noticed and reconnected. Return the marks before."""
+    """Pause the server until every daemon has noticed it, and wait until all have reconnected.
+
+    Return a log mark per daemon from before the pause.
+    """
     marks = {daemon: daemon.mark() for daemon in daemons}
     server.pause()
     paused_at = time.monotonic()
@@ -117,7 +120,7 @@ def pause_server(server: ProcessServer, seconds: float, *daemons: Daemon) -> dic
 
 
 def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
-    """Check that since then no lease moved and no worker exited, and that every lease is held."""
+    """Check that since then no lease has moved, no worker has exited, and every lease is held."""
     for daemon, mark in marks.items():
         for name in ("lease.acquired", "lease.lost", "lease.released", "worker.exited"):
             assert daemon.events(name, mark) == []
@@ -132,7 +135,10 @@ def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
 def test_server_killed_and_restarted_loses_nothing(
     make: Make, fresh_server: ProcessServer, chance: random.Random
 ):
-    """The last outage lasts until every lease has expired and every heartbeat is overdue."""
+    """Nothing is lost.
+
+    The last outage lasts until every lease has expired and every heartbeat is overdue.
+    """
     ttl = 3.0
     with run_pair(make, ttl) as (first, second):
         start = {first: first.mark(), second: second.mark()}
@@ -154,7 +160,7 @@ def test_server_killed_and_restarted_loses_nothing(
         assert first.unsettled() > 0, "the load was too small"
         first.wait_settled(40.0)
 
-        # Every answered write was on disk, and unanswered commands were sent again.
+        # Every write that was answered was on disk, and commands without an answer were sent again.
         assert first.ledger.audit(GROUP) == Audit()
         assert [first.pids(), second.pids()] == workers, "no process of ours had to end"
         assert first.epochs() == epochs
@@ -234,7 +240,7 @@ def test_emptied_server_is_initialized_again(make: Make):
 
 @pytest.mark.fault("F26")
 def test_destroyed_group_is_created_again(make: Make):
-    """The owner restores it from its own record, so nothing is repeated or lost."""
+    """The owner restores a destroyed group from its own record, so nothing is repeated or lost."""
     with make(partitions=1, consumer={"max_attempts": 2}) as daemon:
         old = daemon.send(["ok"] * 20)
         daemon.wait_settled()
@@ -253,7 +259,7 @@ def test_destroyed_group_is_created_again(make: Make):
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_group_destroyed_under_load_repeats_no_message(make: Make, lanes: int):
-    """Failures are retried, fetched messages are handled, and all others run once."""
+    """Failures are retried, fetched messages are handled, and all others run exactly once."""
     backoff = {"kind": "fixed", "base": "10ms"}
     concurrent = {} if lanes == 1 else {"concurrency": lanes}
     with make(consumer={"max_attempts": 2, "backoff": backoff, **concurrent}) as daemon:
@@ -296,7 +302,10 @@ def test_reload_recreates_and_counts_a_missing_group(make: Make):
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("which", [("main",), ("retry",), ("main", "retry")], ids="-".join)
 def test_group_destroyed_repeatedly_under_load_loses_nothing(make: Make, which: tuple[str, ...]):
-    """The group disappears while the worker reads, settles and retries. The rest is found again."""
+    """The group disappears while the worker reads, settles and retries.
+
+    The remaining messages are found again.
+    """
     backoff = {"kind": "fixed", "base": "10ms"}
     with make(consumer={"max_attempts": 2, "backoff": backoff}) as daemon:
         streams = {
@@ -341,7 +350,7 @@ def test_connections_killed_repeatedly_lose_and_repeat_nothing(make: Make, chanc
         killed = 0
         for _ in range(25):
             wait_progress(daemon, chance.randrange(10, 60))
-            for kind in ("normal", "pubsub"):  # every connection except this one
+            for kind in ("normal", "pubsub"):  # every connection except the test's own
                 killed += daemon.link.execute("CLIENT", "KILL", "TYPE", kind)
         assert daemon.unsettled() > 0, "the load was too small"
         daemon.wait_settled(40.0)
@@ -360,7 +369,10 @@ def test_connections_killed_repeatedly_lose_and_repeat_nothing(make: Make, chanc
 
 @pytest.mark.fault("F21")
 def test_full_memory_parks_failures_but_not_acknowledgments(make: Make):
-    """Failures that cannot be written wait. Other messages are handled, which frees memory."""
+    """When memory is full, failures that cannot be written wait.
+
+    Other messages are still acknowledged, which frees memory.
+    """
     with make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
         worker = daemon.pids()[0]
         daemon.send(["ok"])
@@ -398,7 +410,7 @@ def test_full_memory_parks_failures_but_not_acknowledgments(make: Make):
 
 @pytest.fixture
 def proxied(make: Make, fresh_server: ProcessServer) -> Iterator[tuple[Daemon, FaultProxy]]:
-    """A running daemon behind a proxy. The test itself uses a direct connection."""
+    """A running daemon that connects through a proxy. The test itself connects directly."""
     with FaultProxy(fresh_server.socket_path) as proxy:
         daemon = make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2})
         daemon.send(["ok"])
@@ -438,7 +450,7 @@ def pause(daemon: Daemon) -> None:
     name, before = f"name=streamqd:{TOPIC}/0", process.num_fds()
 
     def has_left() -> bool:
-        # The proxy keeps the server side of a connection open while it holds a request.
+        # As long as the proxy holds a request, it keeps the server side of the connection open.
         known = name in daemon.link.execute("CLIENT", "LIST").decode()
         return not known or process.num_fds() < before
 
@@ -447,13 +459,14 @@ def pause(daemon: Daemon) -> None:
 
 
 def count_reads(proxy: FaultProxy) -> list[bytes]:
-    """Return the reads so far. A read of an idle worker starts with XREAD, the long poll."""
+    """Return the reads so far. An idle worker starts its read with XREAD, the long poll."""
     return [one[0] for one in proxy.commands if one[0] in (b"XREAD", b"XREADGROUP")]
 
 
 def hold_a_read(daemon: Daemon, proxy: FaultProxy) -> Any:
-    """Hold back a transaction of an idle worker, which waits for the reply."""
-    # One round is at the server. The next one carries the acknowledgment, and the third is held.
+    """Hold back a transaction of an idle worker, which is then waiting for the reply."""
+    # One round is already at the server. The next one carries the acknowledgment, so the third one
+    # is held.
     daemon.wait_for(lambda: count_reads(proxy)[-2:] == [b"XREAD", b"XREADGROUP"], what="it is idle")
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="XREADGROUP", nth=2)
     (uid,) = daemon.send(["ok"])
@@ -484,7 +497,10 @@ def test_read_executed_after_its_reader_exited_is_recovered(
 def test_read_executed_after_recovery_is_refused(
     proxied: tuple[Daemon, FaultProxy],
 ):
-    """If it were executed, its entries would stay pending, and no worker would list them."""
+    """A read that arrives after the recovery is refused.
+
+    Otherwise, its entries would stay pending, and no worker would list them.
+    """
     daemon, proxy = proxied
     held = hold_a_read(daemon, proxy)
     pause(daemon)
@@ -494,7 +510,7 @@ def test_read_executed_after_recovery_is_refused(
         lambda: any(one[0] == b"XREAD" for one in proxy.commands[mark:]),
         what="the worker has listed what is pending, and waits again",
     )
-    # The first message ends both long polls and keeps the worker busy. The others stay unread.
+    # The first message ends both long polls and keeps the worker busy, so the others stay unread.
     uids = daemon.send(["await go"])
     daemon.wait_run(uids[0])
     uids += daemon.send(["ok"] * 5)

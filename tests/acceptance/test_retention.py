@@ -1,4 +1,4 @@
-"""Retention for an operator: the daemon trims, and one command explains why it does not."""
+"""The daemon trims streams, and an operator needs only one command to see why it does not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ def length(daemon: Daemon) -> int:
 def test_entry_is_deleted_after_all_groups_acknowledge_it(
     new_daemon: NewDaemon,
 ) -> None:
-    """`doctor stream` names the group that holds it. Its acknowledgment or deletion releases it."""
+    """An entry is deleted once all groups have acknowledged it.
+
+    Until then, `doctor stream` names the group that holds the entry back. If that group
+    acknowledges the entry or is deleted, the entry is released.
+    """
     with configure_retention(new_daemon, ack_policy="delete") as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
         daemon.link.execute("XGROUP", "CREATE", stream, "audit", "0")

@@ -26,8 +26,8 @@ NewDaemon = Callable[..., Daemon]
 FAILING, OTHER = "bill", "ship"
 DEBUG = {"format": "json", "level": "debug"}  # one line per retry, with its delay
 
-# A payload lists the steps of the failing group's runs. The last step repeats. The other group does
-# nothing. A file next to the ledger counts the runs, including crashed ones.
+# A payload lists the steps of the failing group's runs, and the last step repeats. The other group
+# does nothing. A file next to the ledger counts the runs, including those that crashed.
 SCRIPTED = """
 import json, os
 from pathlib import Path
@@ -117,7 +117,7 @@ def start_dlq(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:
 def test_retry_delays_grow_with_jitter_per_group(make: NewDaemon):
     base, tries, total = 0.04, 5, 12
     backoff = {"kind": "exponential", "base": f"{base * 1000:.0f}ms", "max": "10s"}
-    # Four messages per worker: the log suppresses lines beyond 20 retries per second.
+    # Each worker gets four messages, because the log suppresses lines beyond 20 retries per second.
     with make(partitions=6, consumer={"backoff": backoff, "max_attempts": 9}) as daemon:
         uids = daemon.send([script(*["fail"] * (tries - 1), "ok")] * total)
         daemon.wait_settled()
@@ -153,7 +153,7 @@ def retry_delays(daemon: Daemon, uid: str) -> list[float]:
 
 
 def retry_waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
-    """Return the seconds from due time to start of each retry. None may start early."""
+    """Return the seconds from the due time to the start of each retry. None may start early."""
     runs = [
         each for each in daemon.ledger.records_for(uid, "start", "raise") if each.group == FAILING
     ]
@@ -166,7 +166,7 @@ def retry_waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
 
 
 def test_retry_in_an_idle_daemon_runs_when_due(make: NewDaemon):
-    """Nothing else happens, so only the clock can start it."""
+    """A retry runs when it is due even if nothing else happens, so only the clock can start it."""
     with make(consumer={"max_attempts": 9}) as daemon:
         (uid,) = daemon.send([script(0.4, 1.3, "ok")])
         daemon.wait_settled()
@@ -242,7 +242,10 @@ def test_dead_letters_of_every_reason_have_all_details(make: NewDaemon):
 
 
 def test_crashes_of_a_message_are_counted_across_retries(make: NewDaemon):
-    """A retry has a new entry, which must not reset the crash count."""
+    """Crashes are counted across retries.
+
+    A retry has a new entry, which must not reset the crash count.
+    """
     with make(consumer={**QUICK, "max_crashes": 2}) as daemon:
         (uid,) = daemon.send([script("exit", "fail", "exit", "ok")])
         daemon.wait_for(daemon.letters, what="the letter")
@@ -287,7 +290,8 @@ def test_replayed_dead_letter_returns_once_to_its_group(make: NewDaemon):
 
         assert daemon.letters() == []
         for uid in uids[:3]:
-            # Dead at the first run. After the replay: a failure, a retry, and success.
+            # The message is dead-lettered at its first run. After the replay, it fails, is retried,
+            # and succeeds.
             assert read_attempts(daemon, uid, FAILING) == [1, 1, 2]
             assert read_attempts(daemon, uid, OTHER) == [1]
             found = notes(daemon, uid, FAILING)
@@ -317,7 +321,10 @@ def test_replayed_dead_letter_may_die_again_under_a_new_id(make: NewDaemon):
 
 
 def test_concurrent_replays_replay_each_dead_letter_once(make: NewDaemon):
-    """Read, write and delete are one step. The slower replay reports the letter as gone."""
+    """Each dead letter is replayed once, because reading, writing and deleting it are one step.
+
+    The slower of two replays reports the dead letter as gone.
+    """
     total = 300
     with make(partitions=2, consumer=QUICK) as daemon:
         uids = daemon.send([script("dead", "ok")] * total)

@@ -1,7 +1,7 @@
-"""Recovery in rounds: a crash among many runs repeats few, and charges only the guilty message.
+"""Recovery in rounds repeats few of many runs after a crash, and charges only the guilty message.
 
-Handlers take 1 s, like a call to another service. Timeouts are far above the duration of a recovery
-in rounds, and far below the duration of running the suspects one by one.
+Handlers take 1 s, like a call to another service. Timeouts are far longer than a recovery in rounds
+takes, and far shorter than it would take to run the suspects one by one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hold-key": (TASKS, SEVERAL | {"order": "key", "on_error": "hold-key"}),
     "batches": (BATCHES, {"batch": 100}),
 }
-# Besides a lane, a run may need a rate of 200 per second or a closed circuit breaker.
+# To start a run, a message may need not only a lane, but also a rate of 200 per second or a closed
+# circuit breaker.
 RATE: dict[str, Any] = {"rate": "200/s"}
 BREAKER: dict[str, Any] = {"breaker": {"failures": 5, "window": "10s"}}
 GATED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,7 +98,7 @@ def starts(daemon: Daemon) -> Counter[str]:
 def new_ha_daemon(
     request: pytest.FixtureRequest, binary: Path, tmp_path: Path
 ) -> Iterator[NewDaemon]:
-    """Configure daemons with Sentinel, or on a cluster of three masters."""
+    """Configure daemons that use Sentinel, or a cluster of three masters."""
     sentinel = request.param == "sentinel"
     made = Sentinels(binary, replicas=1) if sentinel else Cluster(binary)
     with made as servers, daemons(tmp_path, servers.url) as make:
@@ -160,7 +161,10 @@ def test_status_and_why_show_the_progress_of_a_recovery(new_daemon: NewDaemon):
 def test_killed_supervisor_is_recovered_in_few_rounds(
     new_daemon: NewDaemon, shape: str, partitions: int
 ):
-    """The default TTL causes no delay, because the lock proves that no old process is left."""
+    """A killed supervisor is recovered in few rounds.
+
+    The default TTL does not delay that, because the lock proves that no old process is left.
+    """
     lease = {"lease_ttl": f"{config.Daemon().lease_ttl:g}s"}
     with configure_daemon(new_daemon, shape, partitions=partitions, daemon=lease) as daemon:
         uids = send_while_paused(daemon, ["nap 1"] * MESSAGES)

@@ -1,4 +1,4 @@
-"""Schedules of real daemons that die: each tick is sent exactly once, by any instance."""
+"""Each tick of a schedule is sent exactly once by some instance, even if daemons keep dying."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Ticks = dict[str, list[int]]
 
 TICKS = "ticks"
 SECOND = 1_000
-PATIENCE = 60.0  # seconds that a busy machine may need
+PATIENCE = 60.0  # seconds; the longest wait on a busy machine
 
 
 def schedule_every_second(name: str, **more: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def schedule_every_second(name: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def fleet(new_daemon: Make) -> Callable[..., list[Daemon]]:
-    """Configure the daemons of a fleet, each with its schedules."""
+    """Configure the daemons of a fleet, each with its own schedules."""
 
     def make(*sets: list[dict[str, Any]], **options: Any) -> list[Daemon]:
         made = []
@@ -60,7 +60,7 @@ def fleet(new_daemon: Make) -> Callable[..., list[Daemon]]:
 
 
 def ticks(daemon: Daemon, topic: str = TICKS, partitions: int = 1) -> Ticks:
-    """Return the ticks of each schedule (unix ms), in the order of sending."""
+    """Return the ticks of each schedule (unix ms), in the order in which they were sent."""
     entries = []
     for number in range(partitions):
         for raw, flat in daemon.link.execute("XRANGE", daemon.keys.stream(topic, number), "-", "+"):
@@ -82,7 +82,7 @@ def wait_ticks(daemon: Daemon, name: str, count: int, **where: Any) -> None:
         except (
             RedisUnavailableError,
             RedisResponseError,
-        ):  # a master may be unavailable at this moment
+        ):  # the master may be unavailable at this moment
             return False
 
     wait_until(sent, timeout=PATIENCE, what=f"{count} ticks of {name}", every=0.1)
@@ -110,7 +110,10 @@ def read_tick_counts(daemon: Daemon, name: str) -> dict[str, int]:
 def test_repeated_kills_of_five_instances_lose_no_tick(
     fleet: Callable[..., Any], kills: int, between: int
 ) -> None:
-    """The slow variant kills one of five instances every 5 s for a minute."""
+    """No tick is lost while instances are killed.
+
+    The slow variant kills one of five every 5 s for a minute.
+    """
     five = fleet(*[[schedule_every_second("tick")]] * 5)
     for daemon in five:
         daemon.start()
@@ -133,7 +136,7 @@ def test_repeated_kills_of_five_instances_lose_no_tick(
 def test_restart_in_every_period_loses_no_tick(
     fleet: Callable[..., Any], restarts: int, period: int
 ) -> None:
-    """A scheduler that counts from its own start would never fire here."""
+    """A scheduler that counted its periods from its own start would never fire here."""
     [daemon] = fleet([schedule_every_second("tick", every=f"{period}s")])
     late: list[int] = []
     begun = time.monotonic()
@@ -141,7 +144,7 @@ def test_restart_in_every_period_loses_no_tick(
         daemon.start()
         after = daemon.mark()
         daemon.wait_event("daemon.ready", after=after)
-        # Every other run is killed. The others stop.
+        # Every second run is killed. The others stop.
         if number % 2:
             daemon.kill_all()
         else:
@@ -162,7 +165,10 @@ def test_restart_in_every_period_loses_no_tick(
 
 @pytest.mark.promise
 def test_clock_set_back_repeats_no_tick(fresh_server: ProcessServer, tmp_path: Path) -> None:
-    """An edit, a reload or a restart before the clock catches up repeats no tick either."""
+    """A clock that is set back repeats no tick.
+
+    Neither does an edit, a reload or a restart before the clock has caught up.
+    """
     clock = Clock(fresh_server)
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
@@ -184,7 +190,10 @@ def test_clock_set_back_repeats_no_tick(fresh_server: ProcessServer, tmp_path: P
 
 
 def test_full_memory_delays_but_loses_no_tick(fresh_server: ProcessServer, tmp_path: Path) -> None:
-    """The server rejects writes for 8 s. Each tick is then sent once, and the log stays short."""
+    """The server rejects writes for 8 s.
+
+    Each tick is sent once after that, and the log stays short.
+    """
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
         daemon.write_config(schedules=[schedule_every_second("tick", misfire="all")])
@@ -230,7 +239,7 @@ def test_tick_is_skipped_while_the_last_message_runs(new_daemon: Make) -> None:
 
 @pytest.mark.promise
 def test_misfire_policy_applies_to_twenty_missed_ticks(fleet: Callable[..., Any]) -> None:
-    """After 20 ticks without an instance, the policies send 1, 0 and 20 messages."""
+    """After 20 ticks without an instance, the three policies send 1, 0 and 20 messages."""
     policies = ("once", "skip", "all")
     [daemon] = fleet([schedule_every_second(each, misfire=each) for each in policies])
     daemon.start()
@@ -397,11 +406,11 @@ def test_schedules_survive_a_sentinel_failover(binary: Path, tmp_path: Path) -> 
 # --- many schedules -------------------------------------------------------------------------------
 
 MANY = 10_000
-LEAD_MS = 15_000  # from the declaration to the due time, on a machine that is not loaded
+LEAD_MS = 15_000  # time from the declaration to the due time, on an idle machine
 
 
 def lead_ms() -> int:
-    """Return LEAD_MS, or up to four times as much if processes wait for the CPU."""
+    """Return LEAD_MS, or up to four times as much if processes have to wait for the CPU."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return int(LEAD_MS * min(max(load, 1.0), 4.0))
 
@@ -443,7 +452,11 @@ def daemon_with_many_schedules(
 def test_ten_thousand_due_schedules_fire_once_each(
     daemon_with_many_schedules: tuple[Daemon, int],
 ) -> None:
-    """The test prints the delay of the last one, and the server's CPU while it waits and fires."""
+    """Each of 10,000 schedules fires once.
+
+    The test prints how late the last one is, and how much CPU the server uses while it waits and
+    fires.
+    """
     daemon, due = daemon_with_many_schedules
     with daemon:
         places = daemon.keys.schedules_due(TICKS, 0)

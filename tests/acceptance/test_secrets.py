@@ -20,7 +20,7 @@ NewDaemon = Callable[..., Daemon]
 
 USER, PASSWORD = "night-shift", "s3cret-0f-the-test"
 
-# The environment as seen by user code and by the programs that it starts.
+# This is the environment as user code sees it, and as the programs see it that user code starts.
 SPY = """
 import json, os, subprocess
 from pathlib import Path
@@ -45,7 +45,7 @@ def login(process_server: ProcessServer, link: Connection) -> Iterator[str]:
 
 
 def collect_output(daemon: Daemon) -> str:
-    """Return everything that a daemon wrote, and the public details of its processes."""
+    """Return everything that a daemon wrote, and its processes' environments and command lines."""
     texts = [path.read_text(errors="replace") for path in daemon.folder.glob("*.log")]
     for one in daemon.session():
         paths = [Path(f"/proc/{one.pid}/{name}") for name in ("environ", "cmdline")]
@@ -68,7 +68,8 @@ def test_environment_password_is_not_inherited_by_workers(
         daemon.wait_for(daemon.letters, what="it is dead")
         own, child, kernel = json.loads((tmp_path / "spied").read_text())
 
-        # The address remains. A client that uses it gets an error about a missing password.
+        # The address stays in the environment. A client that uses it is told that the password is
+        # missing.
         assert own["STREAMQ_REDIS__URL"] == login.replace(f":{PASSWORD}@", "@")
         assert PASSWORD not in child
         assert PASSWORD not in kernel
@@ -86,7 +87,7 @@ def test_password_from_a_file_appears_nowhere_else(
     new_daemon: NewDaemon, server: Server, login: str, tmp_path: Path, way: str
 ) -> None:
     daemon = new_daemon(code=SPY, consumer={"max_attempts": 1})
-    # Both exist. The credential of the service manager takes precedence.
+    # If both exist, the credential of the service manager takes precedence.
     folder = tmp_path / "credentials"
     folder.mkdir()
     for path, text in (

@@ -1,4 +1,4 @@
-"""The daemon with Sentinel: masters die, are demoted, lose their last writes, or exist twice."""
+"""With Sentinel, the daemon survives masters that die, are demoted, lose writes, or exist twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Make = Callable[..., Daemon]
 
 @pytest.fixture
 def sentinels(binary: Path) -> Iterator[Sentinels]:
-    """A master with two replicas, and three sentinels. A master without replicas rejects writes."""
+    """A master with two replicas, and three sentinels.
+
+    A master that loses its replicas rejects writes.
+    """
     options = {"min_replicas_to_write": "1", "min_replicas_max_lag": "2"}
     with Sentinels(binary, replicas=2, **options) as made:
         yield made
@@ -39,7 +42,7 @@ def wait_handled(daemon: Daemon, count: int) -> None:
 
 
 def assert_epochs_grew(before: dict[int, int], after: dict[int, int]) -> None:
-    """Check that no epoch decreased."""
+    """Check that the epochs of all partitions are at least as high as before."""
     assert all(after[number] >= before[number] for number in before), (before, after)
 
 
@@ -73,7 +76,10 @@ def assert_master_used(daemon: Daemon, master: Data) -> None:
 
 @pytest.mark.fault("F17")
 def test_daemon_switches_from_a_demoted_to_the_new_master(make: Make, sentinels: Sentinels) -> None:
-    """Its connections survive, and it answers every write with READONLY."""
+    """The daemon switches to the new master, although its connections to the demoted one stay open.
+
+    The old master answers every write with READONLY.
+    """
     daemon = make(partitions=3)
     with daemon:
         old, new = sentinels.master, sentinels.servers[1]
@@ -105,7 +111,7 @@ def swap_master(sentinels: Sentinels, new: Data) -> None:
 
 
 def point_sentinels_at(sentinels: Sentinels, new: Data) -> None:
-    """Configure the new master in all sentinels."""
+    """Tell all sentinels about the new master."""
     for each in sentinels.sentinels:
         each.call("SENTINEL", "REMOVE", NAME)
         each.call("SENTINEL", "MONITOR", NAME, "127.0.0.1", new.port, 2)
@@ -113,7 +119,11 @@ def point_sentinels_at(sentinels: Sentinels, new: Data) -> None:
 
 @pytest.mark.fault("F18")
 def test_failover_that_loses_writes_raises_the_epochs(make: Make, sentinels: Sentinels) -> None:
-    """Messages acknowledged in the lost part run again. Messages sent in it are lost."""
+    """A failover that loses writes raises all epochs.
+
+    Messages that were acknowledged in the lost part run again, and messages that were sent in it
+    are lost.
+    """
     for server in sentinels.servers:
         server.call("CONFIG", "SET", "min-replicas-to-write", 0)
     daemon = make(partitions=2)
@@ -125,14 +135,15 @@ def test_failover_that_loses_writes_raises_the_epochs(make: Make, sentinels: Sen
         wait_handled(daemon, 60)
         assert old.call("WAIT", 2, 5000) == 2
         for server in sentinels.servers[1:]:
-            # The sentinels still list it as a replica of the master, but it receives no writes.
+            # The sentinels still list this server as a replica of the master, but it no longer
+            # receives writes.
             server.call("REPLICAOF", "127.0.0.1", free_port())
         sent = daemon.send(["ok"] * 20)
         daemon.wait_settled()
         for pid in daemon.pids().values():
             os.kill(
                 pid, signal.SIGKILL
-            )  # creates a new token and epoch in the part that will be lost
+            )  # creates a new token and epoch in the part that is about to be lost
         daemon.wait_for(lambda: len(daemon.events("worker.ready")) >= 4, what="new workers")
         lost_epochs = daemon.epochs()
         old.kill()
@@ -162,7 +173,11 @@ def is_reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
 
 @pytest.mark.fault("F19")
 def test_daemon_uses_the_master_with_replicas(make: Make, sentinels: Sentinels) -> None:
-    """The old master runs, is connected and reports the role master, but has lost its replicas."""
+    """The daemon uses the master that has replicas.
+
+    The old master still runs, is connected and reports that it is a master, but has lost its
+    replicas.
+    """
     daemon = make(partitions=3)
     with daemon:
         epochs = daemon.epochs()
@@ -176,7 +191,7 @@ def test_daemon_uses_the_master_with_replicas(make: Make, sentinels: Sentinels) 
             lambda: rejects_writes(old), what="the old master refuses writes", every=0.05
         )
         assert old.role() == "master"
-        daemon.link.close()  # the test's own idle connection would stay at the old master
+        daemon.link.close()  # the test's own idle connection would stay with the old master
         daemon.wait_settled(60.0)
 
         assert_master_used(daemon, new)
@@ -191,7 +206,7 @@ def test_daemon_uses_the_master_with_replicas(make: Make, sentinels: Sentinels) 
 
 
 def rejects_writes(server: Data) -> bool:
-    """Return True if a master rejects writes because it has no replicas."""
+    """Return True if the server is a master that rejects writes because it has no replicas."""
     try:
         server.call("SET", "probe", "1")
     except RedisResponseError as error:

@@ -1,4 +1,4 @@
-"""Reports to Sentry: each cause once a minute, and no more of an error than `dlq_error` allows."""
+"""Sentry gets each cause once a minute, and no more of an error than `dlq_error` allows."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def sentry() -> Iterator[SentryServer]:
 
 @pytest.fixture
 def new_sentry_daemon(new_daemon: NewDaemon, sentry: SentryServer) -> NewDaemon:
-    """Configure daemons that report to the server."""
+    """Configure daemons that report errors to the Sentry server."""
 
     def make(**options: Any) -> Daemon:
         consumer = {"backoff": SOON, "max_attempts": 2, **options.pop("consumer")}

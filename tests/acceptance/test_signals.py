@@ -1,4 +1,4 @@
-"""Reload, pause, dump and titles: the effects of signals on a busy daemon."""
+"""Signals reload, pause and dump a busy daemon, whose processes have titles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NewDaemon = Callable[..., Daemon]
 
 
 def versions(daemon: Daemon) -> list[str]:
-    """Return the code version of each run, ordered by start."""
+    """Return the code version that each run used, in the order in which the runs started."""
     return [each.text for each in daemon.ledger.records("start")]
 
 
@@ -51,7 +51,7 @@ def test_reload_replaces_one_worker_at_a_time(new_daemon: NewDaemon, chance: ran
         )
         (done,) = daemon.events("reload.finished", mark)
 
-        # Each partition gets a warm worker that takes over before the next partition is replaced.
+        # Each partition gets a warm worker, which takes over before the next partition is replaced.
         steps = [
             (each["event"], each["partition"])
             for each in daemon.events(after=mark)
@@ -112,7 +112,7 @@ def test_reload_names_settings_that_need_a_restart(
             (second, "ship"): "2",
         }
 
-        # The assignments of a removed consumer are released.
+        # The daemon releases the assignments of the removed consumer.
         daemon.write_config(consumers=[changed])
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
@@ -150,7 +150,7 @@ def test_reload_of_broken_code_names_the_error(new_daemon: NewDaemon, code: str,
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.events("reload.validated") == []
 
-        # The same daemon loads the code after it is fixed.
+        # The same daemon loads the code once it is fixed.
         daemon.write_code(good.replace('VERSION = "1"', 'VERSION = "mended"'))
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.finished")
@@ -201,7 +201,8 @@ def test_sigusr1_dumps_state_and_stacks_without_side_effects(new_daemon: NewDaem
         (uid,) = daemon.send(["await go"], partition=1)
         daemon.wait_run(uid)
         pids = daemon.pids()
-        # A ready worker may not have checked its pending messages yet: no stack has `gate.py` then.
+        # A worker that is ready may not have checked its pending messages yet. Its stack does not
+        # contain `gate.py` then.
         daemon.wait_for(
             lambda: daemon.long_poll(0), what="the worker of partition 0 waits for messages"
         )
@@ -217,7 +218,8 @@ def test_sigusr1_dumps_state_and_stacks_without_side_effects(new_daemon: NewDaem
         def stacks() -> str:
             return "\n".join(each["traceback"] for each in daemon.events("stack.dumped"))
 
-        # The supervisor's loop, the user code that runs, and the worker's own code.
+        # The dump shows the supervisor's loop, the user code that is running, and the worker's own
+        # code.
         for place in ("supervisor/supervisor.py", "work.py", "worker/control_channel.py"):
             daemon.wait_for(lambda place=place: place in stacks(), what=f"a stack with {place}")
 
@@ -244,15 +246,16 @@ def test_sigtstp_pauses_and_sigcont_resumes(new_daemon: NewDaemon):
         paused_at = daemon.ledger.count("start")
         assert paused_at < 200
         assert daemon.ledger.count("end") == paused_at
-        # Finished messages were acknowledged before the pause. The others may run elsewhere.
+        # Messages that had finished were acknowledged before the pause. The others may run
+        # elsewhere.
         assert daemon.pending_uids() <= {
             each.uid for each in daemon.ledger.records("sent")
         } - daemon.ledger.finished_uids(GROUP)
         more = daemon.send(["ok"] * 10)
-        # For 10 renewals, about two TTLs, no message runs and no lease is lost.
+        # For 10 renewals, which take about two TTLs, no message runs and no lease is lost.
         renewals(daemon, 10)
         assert daemon.ledger.count("start") == paused_at
-        # A worker that is replaced during the pause is paused, too.
+        # A worker that is replaced during the pause starts paused.
         victim = psutil.Process(before[0])
         mark = daemon.mark()
         victim.kill()

@@ -1,4 +1,4 @@
-"""Pipelines as processes: the full loop on a real log, and an archive on a small cluster."""
+"""Pipelines run as processes: the full loop on a real log, and an archive on a small cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-PATIENCE = 150  # seconds; a few are enough on an idle machine
+PATIENCE = 150  # seconds; an idle machine needs only a few
 Board = dict[tuple[str, str], int]
 
 
@@ -43,7 +43,7 @@ def log_lines() -> list[str]:
 
 
 def hits(lines: list[str]) -> Board:
-    """Return the expected counts, computed without Spark."""
+    """Return the expected counts, which are computed without Spark."""
     found: Counter[tuple[str, str]] = Counter()
     for line in lines:
         at = dt.datetime.strptime(line.split("[")[1].split("]")[0], "%d/%b/%Y:%H:%M:%S %z")
@@ -56,7 +56,10 @@ def hits(lines: list[str]) -> Board:
 def test_spark_round_trip_counts_every_line_of_a_log(
     new_daemon: Callable[..., Daemon], link: Connection, store: Store, keys: Keys, tmp_path: Path
 ) -> None:
-    """The loop is web server log -> access -> Spark -> hits_per_minute -> a handler's board."""
+    """Spark counts every line of a log, and the counts come back to a handler.
+
+    The loop is web server log -> access -> Spark -> hits_per_minute -> a handler's board.
+    """
     need_spark()
     module = "streamqd.examples.hits_per_minute"
     daemon = new_daemon(daemon={"handlers": [module], "state_dir": "."}, groups=())
@@ -75,7 +78,7 @@ def test_spark_round_trip_counts_every_line_of_a_log(
         )
 
     def board() -> Board:
-        # Read like any client while the handler writes.
+        # The test reads the board like any other client, while the handler is writing it.
         with sqlite3.connect(f"file:{tmp_path}/hits_per_minute.db?mode=ro", uri=True) as read:
             rows = read.execute("SELECT minute, status, hits FROM board").fetchall()
         read.close()
@@ -102,7 +105,10 @@ def test_spark_round_trip_counts_every_line_of_a_log(
 def test_archive_with_a_lost_executor_has_each_row_once(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """Executors are separate processes. One is killed midway, and each row is archived once."""
+    """An archive has each row once, although one of its executors is killed midway.
+
+    Each executor is a separate process.
+    """
     need_spark()
     topics.create(store, "access", config.Topic(partitions=2))
     ledger: Counter[tuple[int, str]] = Counter()
@@ -154,7 +160,11 @@ def copy(job):
 def test_driver_killed_during_a_commit_writes_rows_once(
     link: Connection, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """The first run uses 4 cores. The next one has the same checkpoint, other cores and tasks."""
+    """A driver that is killed during a commit writes its rows once.
+
+    Its first run uses 4 cores. The next one uses the same checkpoint, but has other cores and
+    tasks.
+    """
     need_spark()
     topics.create(Store(link, keys), "out", config.Topic(partitions=2))
     streams = [keys.stream("out", number) for number in range(2)]
@@ -192,7 +202,7 @@ def test_driver_killed_during_a_commit_writes_rows_once(
         assert sorted(int(fields[1]) for page in pages for _, fields in page) == [
             *range(len(expected))
         ]
-    # Emptied staging streams are kept for one more batch, and this was the only batch.
+    # Emptied staging streams are kept for one more batch, and this was the only one.
     left = link.execute("KEYS", f"{keys.control}:sink:{{out:*")
     assert sum(link.execute("XLEN", stream) for stream in left) == 0
     assert all(link.execute("PTTL", stream) > 0 for stream in left)

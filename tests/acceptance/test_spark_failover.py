@@ -1,4 +1,4 @@
-"""The Spark sink on a Redis Cluster whose replicas lag when they take over."""
+"""The Spark sink writes to a Redis Cluster whose replicas lag when they take over."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BODIES = [b"%03d" % number for number in range(200)]
 
 @pytest.fixture
 def cluster(binary: Path) -> Iterator[Cluster]:
-    """Three masters with one replica each."""
+    """A cluster of three masters with one replica each."""
     with Cluster(binary) as made:
         yield made
 
 
 @pytest.fixture
 def options(cluster: Cluster) -> WriteOptions:
-    """A topic on all nodes."""
+    """The options of a topic with partitions on all nodes."""
     made = write_options({"url": cluster.url, "topic": "out", "retryintervalms": "50"}, {})
     link = Store(streams.link_for(made.connection), Keys())
     topics.create(link, "out", config.Topic(partitions=PARTITIONS))
@@ -86,7 +86,11 @@ def fail_over(cluster: Cluster, master: Node, replica: Node) -> None:
 def test_rows_staged_again_after_a_failover_are_written_once(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failover during the commit, the driver checks again before it records the end."""
+    """Rows that are staged again are written once.
+
+    After a failover during the commit, the driver checks the staged rows again before it records
+    that the commit has finished.
+    """
     real = staging.Publisher._move
 
     def move(publisher: Any, waiting: Any) -> None:
@@ -103,7 +107,11 @@ def test_rows_staged_again_after_a_failover_are_written_once(
 def test_finished_batch_is_not_written_again_after_a_failover(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its plan is open again, but the emptied streams on other nodes prove that it is done."""
+    """A finished batch is not written again.
+
+    Its plan is open again after the failover, but the emptied streams on the other nodes prove that
+    it is done.
+    """
     real, nodes = store.end, []
 
     def end(*given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The stack of a worker, requested from any host by `streamqd stack`."""
+"""`streamqd stack` requests the stack of a worker from any host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def hold_the_interpreter():
 
 
 def stack(daemon: Daemon, *, code: int = 0) -> dict[str, Any]:
-    """Run `streamqd stack` with the daemon's configuration. Return the published stack."""
+    """Run `streamqd stack` with the daemon's configuration.
+
+    Return the stack that the daemon published.
+    """
     words = ["--config", str(daemon.config_path), "stack", NAME, "--json", "--timeout", "60s"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == code, result.output
@@ -59,7 +62,7 @@ def test_stack_of_a_busy_worker_does_not_interrupt_its_run(new_daemon: NewDaemon
         assert found["lines_left_out"] == 0
         logged = daemon.wait_event("stack.dumped", child=pids[0])
         assert "in _await" in logged["traceback"]
-        assert daemon.events("stack.dumped", child=pids[1]) == []  # no other worker is asked
+        assert daemon.events("stack.dumped", child=pids[1]) == []  # no other worker was asked
 
         again = stack(daemon)
         assert again["requested_unix_ms"] > found["requested_unix_ms"]
@@ -73,7 +76,7 @@ def test_stack_of_a_busy_worker_does_not_interrupt_its_run(new_daemon: NewDaemon
 
 
 def test_stack_of_a_worker_hung_in_c_code_is_shown(new_daemon: NewDaemon) -> None:
-    """The fault handler answers even if C code holds the interpreter."""
+    """The fault handler writes the stack even if C code holds the interpreter's lock."""
     daemon = new_daemon()
     with daemon:
         [uid] = daemon.send(["hold"], partition=0)

@@ -1,4 +1,7 @@
-"""Starting: refusals with their messages and exit codes, and an emptied server."""
+"""A daemon that cannot start names the problems and exits with a code for their kind.
+
+This module also tests a backlog, and a server that is emptied.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ CONFIG, REDIS, DUPLICATE = 3, 4, 5
 
 
 def refusal(daemon: Daemon, expected: int) -> list[str]:
-    """Start a daemon that must refuse. Return the problems that it names, one per line.
+    """Start a daemon that must refuse to start. Return the problems that it names, one per line.
 
     The daemon writes only JSON, with one event per problem.
     """
@@ -40,7 +43,7 @@ def refusal(daemon: Daemon, expected: int) -> list[str]:
 
 
 def problem(said: list[str], *words: str) -> str:
-    """Return the only line that contains all words."""
+    """Return the only line that contains all of these words."""
     (found,) = [line for line in said if all(word in line for word in words)]
     return found
 
@@ -171,7 +174,10 @@ def test_fewer_partitions_than_registered_are_refused(new_daemon: NewDaemon):
 
 
 def test_start_with_an_unreachable_redis_exits_4(new_daemon: NewDaemon, tmp_path: Path):
-    """The message contains the address once and the duration of the attempts."""
+    """The daemon exits with code 4.
+
+    Its message contains the address only once, and how long it tried.
+    """
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
     said = problem(refusal(daemon, REDIS), "redis: cannot connect to")
@@ -189,7 +195,10 @@ def test_start_with_an_unreachable_redis_exits_4(new_daemon: NewDaemon, tmp_path
 def test_start_with_a_refused_login_or_command_exits_4(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer], lacking: str, code: str
 ):
-    """The message contains the server's error, because the server did answer."""
+    """The daemon exits with code 4.
+
+    Its message contains the server's error, because the server did answer.
+    """
     server, daemon = new_server(), new_daemon()
     (daemon.folder / "secret").write_text("wrong" if lacking == "login" else "right")
     (daemon.folder / "secret").chmod(0o600)
@@ -294,7 +303,7 @@ def test_constantly_busy_worker_counts_as_ready(new_daemon: NewDaemon):
     daemon.wait_event("worker.started")
     (uid,) = daemon.send(["await go"])
 
-    daemon.signal(signal.SIGSTOP)  # so that it never sees the worker idle
+    daemon.signal(signal.SIGSTOP)  # so that it never sees that the worker is idle
     (daemon.folder / "born").touch()
     daemon.wait_run(uid)
     daemon.signal(signal.SIGCONT)
@@ -327,7 +336,7 @@ def test_daemon_recovers_from_an_emptied_server_under_load(
         daemon.wait_for(lambda: daemon.ledger.count("end") >= 200, what="200 have ended")
 
         daemon.link.execute("FLUSHALL")
-        new = daemon.send(["ok"] * 400)  # before the daemon notices the loss
+        new = daemon.send(["ok"] * 400)  # before the daemon notices that the data is lost
 
         for group in daemon.groups:
             daemon.wait_for(

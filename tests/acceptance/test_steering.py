@@ -1,4 +1,4 @@
-"""Directives to a fleet: written once, applied by every instance, kept across restarts."""
+"""A directive to a fleet is written once, applied by every instance, and kept across restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 NewDaemon = Callable[..., Daemon]
 
-# Partitions do not move automatically, only by a directive.
+# Partitions move only by a directive, never automatically.
 CALM = {"lease_ttl": "2s", "rebalance_delay": "10m", "rebalance_hold": "10m"}
 
 
@@ -43,7 +43,7 @@ def document(daemon: Daemon, *words: str, code: int = 0) -> Any:
 
 @pytest.fixture
 def fleet(new_daemon: NewDaemon) -> Fleet:
-    """Two instances. The first one owns all four partitions."""
+    """Two instances, of which the first owns all four partitions."""
     one, two = (new_daemon(name=name, partitions=4, daemon=CALM) for name in "ab")
     found = Fleet(one)
     found.wait_shares(4)
@@ -144,7 +144,10 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
 
 
 def test_stopped_group_is_reset_and_started_again(fleet: Fleet):
-    """The group is stopped on all instances, one restarts, and the reset needs no --force."""
+    """An operator can reset a stopped group and start it again.
+
+    The group is stopped on all instances, one of them restarts, and the reset needs no --force.
+    """
     one, two = fleet.members["a"], fleet.members["b"]
     first = one.send(["ok"] * 20)
     one.wait_settled()
@@ -233,7 +236,7 @@ def test_waiting_reload_shows_its_running_message(new_daemon: NewDaemon):
 
 
 def readiness(daemon: Daemon) -> tuple[int, list[str]]:
-    """Return the status and reasons of `/readyz`, or 0 without an answer."""
+    """Return the status and reasons of `/readyz`. The status is 0 if there is no answer."""
     connection = http.client.HTTPConnection("streamqd", timeout=5)
     try:
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -249,7 +252,7 @@ def readiness(daemon: Daemon) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("alone", [True, False], ids=["the only one", "one of two"])
 def test_drained_instance_is_ready_but_not_a_stopping_one(new_daemon: NewDaemon, alone: bool):
-    """A drained instance is a standby that may return, so it is ready."""
+    """A drained instance is ready, because it is a standby that may return."""
     options = {"partitions": 2, "daemon": {"lease_ttl": "2s", "drain_timeout": "60s"}}
     one = new_daemon(name="a", http="unix:./http.sock", **options)
     with contextlib.ExitStack() as kept:
@@ -286,7 +289,7 @@ def test_drained_instance_is_ready_but_not_a_stopping_one(new_daemon: NewDaemon,
 
 
 def test_forget_accepts_only_a_silent_instance(new_daemon: NewDaemon):
-    """Otherwise, a silent instance would stay in the list forever."""
+    """Only a silent instance can be forgotten. It would otherwise stay in the list forever."""
     one, two = (new_daemon(name=name, daemon=CALM) for name in "ab")
     with one, two:
         refused = run_command(one, "forget", "b", "--yes", code=8)

@@ -1,4 +1,4 @@
-"""A killed supervisor leaves its scoreboard, which separates finished from running messages."""
+"""A killed supervisor leaves its scoreboard, which tells finished messages from running ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def obey(messages: list[Message]) -> None:
         ledger._note_run("end", message)
 """
 WIDE = {"concurrency": 8, "order": "none"}
-# Handler code, consumer settings, and the number of messages that run at a time.
+# The handler's code, the consumer's settings, and how many messages run at a time.
 SHAPES = {
     "sync": (SYNC, {}, 1),
     "tasks": (TASKS, WIDE, 8),
@@ -61,13 +61,13 @@ SHAPES = {
     "batch": (BATCH, {"batch": 5}, 5),
 }
 PARTITIONS = 2
-# Bytes in use of a sparse file of hundreds of megabytes.
+# This many bytes of a sparse file of hundreds of megabytes are in use.
 USED = BOARD_BYTES + PARTITIONS * SLOT_BYTES
 
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Use a private directory in memory, so that a test sees only its own file."""
+    """Use a private directory in memory, so that a test sees only its own files."""
     folder = scoreboard_file.folder(os.environ, os.geteuid())
     if folder is None:
         pytest.skip("no memory file system can be written")
@@ -101,7 +101,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def kill_and_wait(daemon: Daemon) -> int:
-    """Kill the supervisor and wait until its children are gone. Return the log mark before."""
+    """Kill the supervisor and wait until its children are gone. Return the log mark from before."""
     mark = daemon.mark()
     daemon.kill()
     daemon.wait_gone(5.0)
@@ -117,7 +117,7 @@ def crashes(daemon: Daemon, uid: str) -> int:
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", quick.slow_after(2, SHAPES))
 def test_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, shape: str):
-    """After three kills in 1,000 messages of 5 ms, only running messages are handled again."""
+    """After three kills among 1,000 messages of 5 ms, only running messages are handled again."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
     with daemon:
@@ -151,10 +151,10 @@ def test_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, 
 
 @pytest.mark.parametrize("shape", ["tasks", "threads"])
 def test_waiting_message_is_not_suspected(new_daemon: NewDaemon, shape: str):
-    """Three kills in a row must not dead-letter messages that only waited at the first kill.
+    """Three kills in a row do not dead-letter messages that were only waiting at the first kill.
 
     The scoreboard names the running messages, so only these 8 are suspected. After the loss of a
-    host, all pending messages would run in marked rounds.
+    host, by contrast, all pending messages run in marked rounds.
     """
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
@@ -176,7 +176,11 @@ def test_waiting_message_is_not_suspected(new_daemon: NewDaemon, shape: str):
 
 
 def test_host_loss_in_a_marked_round_suspects_all_pending(new_daemon: NewDaemon):
-    """The scoreboard names the messages of the second kill, not those waiting since the first."""
+    """If the host is lost in a marked round, all pending messages are suspects.
+
+    The scoreboard names the messages of the second kill, but not those that have been waiting since
+    the first one.
+    """
     code, consumer, width = SHAPES["threads"]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
     with daemon:
@@ -190,7 +194,8 @@ def test_host_loss_in_a_marked_round_suspects_all_pending(new_daemon: NewDaemon)
         kill_and_wait(daemon)
         (daemon.folder / "first").touch()
         daemon.start()
-        # The accused messages of one partition wait for the other's round, which may be longer.
+        # The accused messages of one partition wait until the other partition's round ends, which
+        # may take longer.
         starts = {uids[0]: assignment for assignment, uids in waiting.items()}
         daemon.wait_for(
             lambda: any(daemon.ledger.records_for(uid, "start") for uid in starts),
@@ -208,7 +213,10 @@ def test_host_loss_in_a_marked_round_suspects_all_pending(new_daemon: NewDaemon)
 
 
 def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Assignment, list[str]]:
-    """Send messages until more than `width` are fetched. Return the waiting ones by assignment."""
+    """Send messages until more than `width` are fetched.
+
+    Return those that are waiting, by assignment.
+    """
     waiting = {}
     for partition in range(PARTITIONS):
         words = ["await first"] * width + ["await second"] * 2 * width
@@ -223,14 +231,14 @@ def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Assignment, list[
 
 
 def read_marks(daemon: Daemon, assignment: Assignment) -> list[bytes | None]:
-    """Return the fields `quarantine` and `mark` of a fence."""
+    """Return the fields `quarantine` and `mark` of the assignment's fence."""
     return daemon.link.execute("HMGET", daemon.keys.fence(*assignment), "quarantine", "mark")
 
 
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", quick.slow_after(2, SHAPES))
 def test_single_run_is_charged_after_a_supervisor_kill(new_daemon: NewDaemon, shape: str):
-    """A message that ran alone is charged. If several ran, none is."""
+    """A message that was running alone at the kill is charged. If several ran, none is."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(code=COMMON + code, consumer=consumer)
     with daemon:
@@ -258,7 +266,7 @@ def test_single_run_is_charged_after_a_supervisor_kill(new_daemon: NewDaemon, sh
 
 @pytest.mark.fault("F6")
 def test_successor_killed_before_a_reply_charges_once(new_daemon: NewDaemon, runtime: Path):
-    """One death is charged once, however many supervisors report it."""
+    """One death is charged only once, no matter how many supervisors report it."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -269,7 +277,8 @@ def test_successor_killed_before_a_reply_charges_once(new_daemon: NewDaemon, run
         daemon.wait_run(running, count=2)
         assert crashes(daemon, running) == 1
         kill_and_wait(daemon)
-        # Simulate a successor that never got its reply: the tokens in the file are outdated.
+        # Simulate a successor that never received its reply, so that the tokens in the file are
+        # outdated.
         overwrite(find_board(runtime), 0, first)
         mark = daemon.mark()
         daemon.start()
@@ -292,7 +301,7 @@ def test_messages_are_not_acknowledged_after_another_owner(
         daemon.wait_run(running)
         mark = kill_and_wait(daemon)
         fence = daemon.keys.fence(TOPIC, 0, GROUP)
-        # Another instance acquired the partition, ran nothing, and released it.
+        # In the meantime, another instance acquired the partition, ran nothing, and released it.
         daemon.link.execute("HSET", fence, "epoch", int(time.time() * 1000) + 5)
         daemon.link.execute("HDEL", fence, "token", "owner")
         daemon.link.execute("DEL", daemon.keys.lease(TOPIC, 0, GROUP))
@@ -307,7 +316,7 @@ def test_messages_are_not_acknowledged_after_another_owner(
 
 
 def test_scoreboard_is_refused_after_an_emptied_redis(new_daemon: NewDaemon):
-    """A Redis that lost its data, or another Redis, has other tokens."""
+    """A Redis that has lost its data, or another Redis, has other tokens than the scoreboard."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -339,7 +348,7 @@ def _other_layout(header: dict[str, Any]) -> None:
 def test_scoreboard_of_another_boot_or_fleet_is_refused(
     new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, Any]], None]
 ):
-    """The log names a file of another boot, fleet or version, which is renamed."""
+    """A file of another boot, fleet or version is refused. It is renamed, and the log names it."""
 
     def tamper(path: Path) -> None:
         header = read_header(path)
@@ -387,12 +396,15 @@ def _torn_token(path: Path) -> None:
 def test_damaged_scoreboard_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 ):
-    """A file that is torn, or that other users could have changed, is not used."""
+    """A file that is torn, or that other users could have changed, is refused and named."""
     refusal(new_daemon, runtime, tamper)
 
 
 def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]) -> str:
-    """Tamper with the file of a killed supervisor. Return the problem that the next one logs."""
+    """Tamper with the file of a killed supervisor.
+
+    Return the problem that the next supervisor logs.
+    """
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
@@ -416,7 +428,7 @@ def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 def assert_renamed(daemon: Daemon, path: Path, problem: str) -> None:
     """Check that an unusable file is renamed, and that the log and `doctor` name it."""
     aside = path.with_suffix(scoreboard_file.REFUSED)
-    if "slot" in problem:  # the other slots are used, so the file is not renamed
+    if "slot" in problem:  # the other slots are used, so the file keeps its name
         assert not aside.exists()
         return
     assert f"it was renamed to {aside}; delete it" in problem
@@ -432,7 +444,7 @@ def run_doctor(daemon: Daemon) -> str:
 
 
 def test_full_tmpfs_kills_no_process(new_daemon: NewDaemon, runtime: Path):
-    """If it has no free page, the scoreboard gets no file, and no process dies of SIGBUS."""
+    """If the tmpfs has no free page, the scoreboard gets no file, and no process dies of SIGBUS."""
     full = runtime / "mount"
     full.mkdir(mode=0o700)
     daemon = new_daemon(partitions=2, code=COMMON + SYNC)
@@ -452,7 +464,10 @@ def test_full_tmpfs_kills_no_process(new_daemon: NewDaemon, runtime: Path):
 
 
 def test_scoreboard_file_is_private_and_deleted_by_a_drain(new_daemon: NewDaemon, runtime: Path):
-    """The file contains tokens, so only its user may read it. A drained instance deletes it."""
+    """The file contains tokens, so only its user may read it.
+
+    An instance that has drained deletes it.
+    """
     with new_daemon(partitions=2) as daemon:
         path = find_board(runtime)
         assert path.stat().st_mode & 0o777 == 0o600

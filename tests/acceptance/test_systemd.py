@@ -1,4 +1,4 @@
-"""The unit files, checked by systemd, and the daemon's messages to its service manager."""
+"""systemd accepts the unit files, and the daemon reports its state to its service manager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("streamqd.service", "streamqd@.service")
-EXPOSURE_MAX = 15  # tenths, as in `systemd-analyze security --threshold`
+EXPOSURE_MAX = 15  # in tenths, as for `systemd-analyze security --threshold`
 WATCHDOG_SECONDS = 2.0
 
 NewDaemon = Callable[..., Daemon]
@@ -46,7 +46,7 @@ def analyze() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def install_unit(name: str, folder: Path) -> Path:
-    """Copy a unit, with a command that exists and the name of an instance. Return the copy."""
+    """Copy a unit, with a command that exists and an instance's name. Return the copy."""
     text = (ROOT / "systemd" / name).read_text()
     assert text.count("/opt/streamqd/bin/streamqd") == 1
     copy = folder / name.replace("@.", "@web-1.")
@@ -55,7 +55,7 @@ def install_unit(name: str, folder: Path) -> Path:
 
 
 def init_unit(folder: Path) -> Path:
-    """Return a copy of the unit from `streamqd init` in a directory whose name needs quoting."""
+    """Return a copy of the unit from `streamqd init`, in a directory whose name needs quoting."""
     project = folder / "hits & 100%: a project"
     done = subprocess.run(
         [sys.executable, "-m", "streamqd", "init", str(project)],
@@ -64,7 +64,7 @@ def init_unit(folder: Path) -> Path:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    # systemd-analyze does not accept such a path, which is not under test.
+    # systemd-analyze does not accept such a path, but that is not under test here.
     return shutil.copy(project / "streamqd.service", folder / "streamqd.service")
 
 
@@ -98,7 +98,7 @@ def test_systemd_exposure_level_is_low(
 
 @dataclass(frozen=True)
 class Datagram:
-    """One datagram of sd_notify."""
+    """A datagram that the daemon sent with sd_notify."""
 
     at: float  # seconds, monotonic
     pid: int
@@ -106,7 +106,7 @@ class Datagram:
 
 
 class Manager:
-    """The service manager's socket, which records every datagram and its sender."""
+    """A service manager's socket, which records every datagram and its sender."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,7 +131,7 @@ class Manager:
         return [said for said in list(self.heard) if name in said.words]
 
     def wait(self, name: str, value: str | None = None, after: int = 0) -> Datagram:
-        """Wait for a datagram with this word, ignoring the first `after` ones. Return it."""
+        """Wait for a datagram with this word, ignoring the first `after` datagrams. Return it."""
 
         def found() -> Datagram | None:
             for said in self.heard[after:]:
@@ -167,7 +167,8 @@ def test_daemon_notifies_systemd_of_its_states(
         before_ready = [said for said in manager.heard if said.at < ready.at]
         assert any("EXTEND_TIMEOUT_USEC" in said.words for said in before_ready)
 
-        # A reload: the clock must be in the same datagram, or notify-reload ignores it.
+        # A reload must send the clock in the same datagram, because notify-reload ignores it
+        # otherwise.
         heard = len(manager.heard)
         clock = time.monotonic_ns() // 1000
         daemon.signal(signal.SIGHUP)
@@ -178,7 +179,7 @@ def test_daemon_notifies_systemd_of_its_states(
         assert again.words["STATUS"] == "reloaded"
         daemon.wait_event("reload.finished")
 
-        # A drain takes as long as its messages.
+        # A drain takes as long as its messages need.
         gate = tmp_path / "gate"
         [uid] = daemon.send([f"await {gate}"], partition=0)
         daemon.wait_run(uid)
@@ -188,7 +189,7 @@ def test_daemon_notifies_systemd_of_its_states(
         whole = manager.wait("EXTEND_TIMEOUT_USEC", after=heard)
         assert int(whole.words["EXTEND_TIMEOUT_USEC"]) > 100_000_000
         more = manager.wait("EXTEND_TIMEOUT_USEC", "20000000", after=heard)
-        # The extension is repeated while the drain makes progress.
+        # The daemon repeats the extension for as long as the drain makes progress.
         manager.wait("EXTEND_TIMEOUT_USEC", "20000000", after=manager.heard.index(more) + 1)
         assert manager.wait("STATUS", "draining, 1 partitions left", after=heard)
         gate.touch()
@@ -210,7 +211,7 @@ def test_watchdog_is_not_fed_by_a_stopped_supervisor(
         assert max(gaps) < WATCHDOG_SECONDS * 3 / 4
         assert min(gaps) > WATCHDOG_SECONDS / 10
 
-        # A stopped daemon sends nothing. After SIGCONT, it sends again.
+        # A stopped process sends nothing. After SIGCONT, it sends datagrams again.
         os.kill(daemon.pid, signal.SIGSTOP)
         fed = manager.with_word("WATCHDOG")
         time_up = time.monotonic() + 1.5 * WATCHDOG_SECONDS

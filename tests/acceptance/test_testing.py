@@ -1,4 +1,4 @@
-"""`streamqd.testing` has the same outcomes as a real daemon, and its fixtures work for users."""
+"""`streamqd.testing` has the same outcomes as a real daemon, and users can use its fixtures."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def test_streamqd_testing_agrees_with_the_daemon(
     assert sum(each is not None for each in expected.values()) == 6
     for which, letter in found.items():
         ours = expected[which]
-        # A time limit is raised in a frame of streamqd, which counts as user code in a checkout.
+        # A time limit is raised in a frame of streamqd, which counts as user code if it runs from a
+        # checkout.
         for name in SAME if which[0] == "kept" else (*SAME, "fingerprint"):
             assert getattr(letter, name, None) == getattr(ours, name, None), (which, name)
     assert settled.events[-1]["event"]

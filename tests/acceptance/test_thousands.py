@@ -1,6 +1,6 @@
 """4,096 coroutines at a time in one worker keep the promises of 128, in bounded memory.
 
-Handlers take 1 s, like a call to another service. Rates are printed, but not checked.
+Handlers take 1 s, like a call to another service. The tests print the rates, but do not check them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def configure_daemon(new_daemon: NewDaemon, **options: Any) -> Daemon:
 
 
 def runs(daemon: Daemon) -> Counter[str]:
-    """Return the number of finished runs of each message."""
+    """Return how many runs of each message have finished."""
     return Counter(line.split()[0] for line in lines(daemon))
 
 
 def lines(daemon: Daemon) -> list[str]:
-    """Return a line per finished run: its message and the time."""
+    """Return the message and the time of each finished run, one per line."""
     file = daemon.folder / "runs"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -58,7 +58,7 @@ def worker(daemon: Daemon) -> psutil.Process:
 
 
 def send_while_paused(daemon: Daemon, rounds: int) -> list[str]:
-    """Send messages while the worker is paused, then resume it. Return their uids."""
+    """Send messages while the worker is paused, and then resume it. Return their uids."""
     daemon.pause()
     uids = daemon.send([BODY] * (rounds * LANES_MAX))
     daemon.signal(signal.SIGCONT)
@@ -66,7 +66,7 @@ def send_while_paused(daemon: Daemon, rounds: int) -> list[str]:
 
 
 def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
-    """All lanes run in bounded memory, and SIGTERM lets them finish."""
+    """All lanes run at a time in bounded memory, and finish their messages after SIGTERM."""
     with configure_daemon(new_daemon) as daemon:
         uids = send_while_paused(daemon, 5)
         wait_until(lambda: runs(daemon), timeout=30, what="the first end")
@@ -94,7 +94,7 @@ def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
 
 
 def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
-    """All suspects run again in rounds, and none is charged."""
+    """After a kill, all suspects run again in rounds, and none of them is charged."""
     with configure_daemon(new_daemon) as daemon:
         uids = send_while_paused(daemon, 2)
         wait_until(lambda: daemon.pending() >= LANES_MAX, timeout=30, what="all lanes in use")
@@ -109,7 +109,7 @@ def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
 
 
 def test_payload_bytes_in_flight_are_bounded(new_daemon: NewDaemon) -> None:
-    """`prefetch_bytes` also limits running messages."""
+    """`prefetch_bytes` limits the bytes of running messages as well."""
     with configure_daemon(new_daemon, prefetch_bytes="1MB") as daemon:
         daemon.pause()
         daemon.send(["x" * 10_000] * 1_000)
@@ -122,6 +122,7 @@ def test_payload_bytes_in_flight_are_bounded(new_daemon: NewDaemon) -> None:
             return daemon.unsettled() == 0
 
         wait_until(settled, timeout=60, what="every message")
-        # One read more: its entries had arrived when the bound was reached.
+        # One more read is allowed, because its entries had already arrived when the bound was
+        # reached.
         assert 0 < most <= 1_000_000 // 10_000 + 256
         assert (daemon.assignments()[0].topic, daemon.assignments()[0].group) == (TOPIC, GROUP)

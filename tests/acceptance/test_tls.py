@@ -1,4 +1,4 @@
-"""The daemon over TLS with client certificates: under signals, and with new ones after a reload."""
+"""The daemon works over TLS with client certificates, even if they are renewed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ STORM = (signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT)
 
 
 def issue_certificates(folder: Path) -> Path:
-    """Create an authority and its certificates in a new directory."""
+    """Create a certificate authority and its certificates in a new directory."""
     folder.mkdir()
     return tls.certificates(folder)
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
-    """The server's certificates. Skips without openssl."""
+    """The server's certificates. Skips the test if openssl is missing."""
     return require(issue_certificates, tmp_path / "first")
 
 
 @pytest.fixture
 def tls_server(authority: Path) -> Iterator[ProcessServer]:
-    """A server that accepts only TLS. Skips if there is none."""
+    """A server that accepts only TLS. Skips the test if no server supports it."""
     made = require(tls.start, authority)
     yield made
     made.close()
@@ -45,7 +45,7 @@ def tls_server(authority: Path) -> Iterator[ProcessServer]:
 
 @pytest.fixture
 def own_certificates(authority: Path, tmp_path: Path) -> Path:
-    """The daemon's own copies of its certificates."""
+    """Copies of the certificates for the daemon alone."""
     folder = tmp_path / "own"
     folder.mkdir()
     replace_certificates(authority, folder)
@@ -59,7 +59,7 @@ def replace_certificates(authority: Path, own: Path) -> None:
 
 
 def certificate_settings(authority: Path) -> list[str]:
-    """Return the settings that give a running server other certificates."""
+    """Return the settings that make a running server use other certificates."""
     options = tls.options(authority, 0)
     return [
         word
@@ -86,17 +86,20 @@ def make(
 
 
 def connections(daemon: Daemon, name: str) -> set[str]:
-    """Return the server's IDs of the connections whose names start with `name`."""
+    """Return the server's IDs of all connections whose name starts with `name`."""
     lines = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
     return {line.split()[0] for line in lines if f" name=streamqd:{name}" in line}
 
 
 @pytest.mark.fault("F33", "F36")
 def test_tls_survives_signals_forks_and_a_killed_worker(make: Make) -> None:
-    """Workers are replaced continuously. Each fork copies the supervisor's session."""
+    """The daemon works although its workers are replaced continuously.
+
+    Each fork copies the TLS session of the supervisor.
+    """
     with make(max_messages=RECYCLED) as daemon:
         session = connections(daemon, "supervisor")
-        # The last worker of each partition handles one message, and is not replaced.
+        # The last worker of each partition handles only one message, so it is not replaced.
         daemon.send(["ok"] * (PARTITIONS * (4 * RECYCLED + 1)))
         for number in cycle(STORM):
             daemon.signal(number)
@@ -119,7 +122,10 @@ def test_tls_survives_signals_forks_and_a_killed_worker(make: Make) -> None:
 def test_reload_connects_workers_with_new_certificates(
     make: Make, own_certificates: Path, tmp_path: Path
 ) -> None:
-    """Server and files change before the reload. Until then, open sessions keep working."""
+    """After a reload, workers connect with the new certificates.
+
+    The server and the files change before the reload, and until then, open sessions keep working.
+    """
     with make() as daemon:
         daemon.wait_for(
             lambda: len(connections(daemon, TOPIC)) == PARTITIONS, what="every worker is connected"

@@ -1,4 +1,4 @@
-"""`streamqd top` in a terminal: a real daemon, real keys, real signals."""
+"""`streamqd top` runs in a terminal with a real daemon, real keys and real signals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def watch(daemon: Daemon, *words: str, size: tuple[int, int] = (80, 24), **more:
 
 
 def rows(screen: Terminal) -> list[str]:
-    """Return the partitions on the screen, from top to bottom."""
+    """Return the partitions in the order in which the screen shows them, from top to bottom."""
     return re.findall(rf"^{TOPIC}/\d+/\S+", screen.shown, re.MULTILINE)
 
 
@@ -85,8 +85,8 @@ def test_top_shows_the_fleet_and_obeys_keys(new_daemon: NewDaemon) -> None:
 
             top.type("q")
             assert top.wait_end() == 0
-            assert "1049" not in top.modes  # `top` left the alternate screen
-            assert "25" in top.modes  # the cursor is back
+            assert "1049" not in top.modes  # `top` has left the alternate screen
+            assert "25" in top.modes  # the cursor is visible again
         (one.folder / "gate").touch()
 
 
@@ -213,7 +213,7 @@ def test_top_once_and_json_need_no_terminal(new_daemon: NewDaemon) -> None:
 
         def told() -> dict[str, Any]:
             seen = json.loads(run(one, "--json").stdout)
-            # A rate of arriving messages needs two measurements.
+            # The rate of arriving messages needs two measurements.
             known = [each for each in seen["assignments"] if each["arriving"] is not None]
             three = next((each for each in known if each["partition"] == 3), None)
             counted = seen["totals"]["dead_letters"] == 5

@@ -1,4 +1,4 @@
-"""Traces: the spans of a fleet reach a collector, and a daemon without traces pays nothing."""
+"""The spans of a fleet reach a collector, and a daemon without traces does no work for them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def new_traced_daemon(new_daemon: NewDaemon, collector: Collector) -> NewDaemon:
-    """Configure daemons with traces, whose spans go to the collector."""
+    """Configure daemons that make traces and send their spans to the collector."""
 
     def make(telemetry: dict[str, Any] | None = None, **options: Any) -> Daemon:
         daemon = new_daemon(**{"code": HANDLERS, **options})
@@ -127,7 +127,7 @@ def new_traced_daemon(new_daemon: NewDaemon, collector: Collector) -> NewDaemon:
 
 
 def send(daemon: Daemon, *texts: str, headers: Any = None, **environment: str) -> list[str]:
-    """Send messages from a separate program, with traces. Return their uids."""
+    """Send messages with traces from a separate program. Return their uids."""
     run = subprocess.run(
         [sys.executable, "-c", SENDER, daemon.config_path, json.dumps(texts), json.dumps(headers)],
         env=os.environ | daemon.environment | {"PYTHONPATH": str(ROOT)} | environment,
@@ -141,7 +141,7 @@ def send(daemon: Daemon, *texts: str, headers: Any = None, **environment: str) -
 
 
 def wait_killed_and_next(collector: Collector, uid: str) -> list[Received]:
-    """Wait for the killed run of a message, and the next run. They may arrive in any order."""
+    """Wait for the killed run of a message and for the next run. They may arrive in any order."""
     return sorted(wait_run_spans(collector, uid, 2), key=lambda span: not span.error)
 
 
@@ -368,7 +368,7 @@ def test_collector_outage_delays_only_spans_of_killed_runs(
 
 
 def test_spans_survive_recycles_and_a_drain(new_traced_daemon: NewDaemon, collector: Collector):
-    """Each worker exports its spans before it exits."""
+    """The spans survive recycles and a drain, because each worker exports them before it exits."""
     with new_traced_daemon(
         consumer={"handler": "work:plain", "max_messages": 5}, partitions=2
     ) as daemon:
@@ -399,7 +399,10 @@ def test_drain_waits_at_most_one_second_for_the_collector(
 def test_unsampled_message_has_no_span(
     new_traced_daemon: NewDaemon, collector: Collector, shape: str
 ):
-    """Client libraries in its handler see the unsampled context, and make no spans either."""
+    """An unsampled message has no span.
+
+    Client libraries in its handler see the unsampled context, so they make no spans either.
+    """
     with new_traced_daemon(consumer=SHAPES[shape]) as daemon:
         send(daemon, "ok 1", "once 2", OTEL_TRACES_SAMPLER="always_off")
         daemon.wait_settled()
@@ -519,7 +522,7 @@ def test_damaged_span_file_is_removed(
 
 
 def test_span_file_of_another_instance_is_kept(new_traced_daemon: NewDaemon):
-    """The processes of that instance may be running in another container."""
+    """The file is kept, because that instance's processes may be running in another container."""
     daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
     folder.mkdir(parents=True)
@@ -534,7 +537,7 @@ def test_span_file_of_another_instance_is_kept(new_traced_daemon: NewDaemon):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 64 KiB as the directory of the run files."""
+    """Mount a file system of only 64 KiB as the directory of the run files."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
@@ -725,7 +728,7 @@ def test_missing_telemetry_package_is_named_at_the_start(new_daemon: NewDaemon):
 
 
 def test_workers_have_no_thread_before_the_fork(new_traced_daemon: NewDaemon):
-    """The supervisor stays single-threaded, so its forks are safe."""
+    """The supervisor has only one thread when it forks a worker, so its forks are safe."""
     with new_traced_daemon(consumer={"handler": "work:plain"}) as daemon:
         assert psutil.Process(daemon.pid).num_threads() == 1
         daemon.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`event_loop = "uvloop"`: the same promises on another loop, and one error if it is missing."""
+"""`event_loop = "uvloop"` keeps the same promises, and reports one error if uvloop is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UVLOOP: dict[str, Any] = {"event_loop": "uvloop"}
 
 
 def test_missing_uvloop_error_is_one_sentence(new_daemon: NewDaemon) -> None:
-    """`check` reports it before any message runs."""
+    """`check` reports the missing package in one sentence, before any message runs."""
     daemon = new_daemon(code=CODE, daemon=UVLOOP)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, "--config", str(daemon.config_path), "check"],
@@ -57,7 +57,10 @@ def test_missing_uvloop_error_is_one_sentence(new_daemon: NewDaemon) -> None:
 def test_unimportable_event_loop_is_a_handler_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This happens, for example, if uvloop is removed while the daemon runs."""
+    """An event loop that cannot be imported is a handler error.
+
+    This happens, for example, if uvloop is removed while the daemon runs.
+    """
     monkeypatch.setitem(sys.modules, "uvloop", None)
     with pytest.raises(HandlerLoadError, match=r'daemon\.event_loop "uvloop" cannot be imported'):
         new_loop("uvloop")
@@ -66,7 +69,7 @@ def test_unimportable_event_loop_is_a_handler_error(
 @need("uvloop")
 @pytest.mark.parametrize("concurrency", [1, 50])
 def test_messages_run_on_uvloop(new_daemon: NewDaemon, concurrency: int) -> None:
-    """Outcomes, time limits, dead letters and reports of blocked loops are as on asyncio."""
+    """Outcomes, time limits, dead letters and reports of blocked loops are as with asyncio."""
     consumer = {"concurrency": concurrency, "timeout": "5s", "max_attempts": 1}
     with new_daemon(code=CODE, daemon=UVLOOP, consumer=consumer) as daemon:
         daemon.send(["dead", "long", *["quick"] * 100])

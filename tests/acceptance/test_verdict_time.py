@@ -1,4 +1,4 @@
-"""A run lasts until its verdict is stored, both for blame and for the two time limits."""
+"""A run lasts until its verdict is stored, both for blame and for its two time limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NewDaemon = Callable[..., Daemon]
 
 FAST = {"kind": "fixed", "base": "10ms", "jitter": "none"}
 
-# Handlers of every form whose errors do harm when the daemon inspects them.
+# These handlers of every form raise errors that do harm when the daemon inspects them.
 HARMFUL = """
 import os, re, time
 
@@ -107,7 +107,7 @@ def configure_daemon(new_daemon: NewDaemon, shape: str, **consumer: Any) -> Daem
 
 @every_shape
 def test_error_that_kills_the_process_when_printed_is_charged(new_daemon: NewDaemon, shape: str):
-    """A `str(error)` that ends the process is a crash of that message, for every handler."""
+    """If `str(error)` ends the process, its message is charged with a crash, for every handler."""
     with configure_daemon(new_daemon, shape, max_crashes=1) as daemon:
         uids = daemon.send(["ok", "deadly", "ok"])
         daemon.wait_settled(60.0)
@@ -124,7 +124,7 @@ def test_error_that_kills_the_process_when_printed_is_charged(new_daemon: NewDae
 def test_hard_limit_applies_while_an_error_is_inspected(
     new_daemon: NewDaemon, shape: str, word: str
 ):
-    """An endless error text or `redact_error` exceeds `hard_timeout`, and is charged."""
+    """An error text or `redact_error` that never ends exceeds `hard_timeout`, and is charged."""
     with configure_daemon(new_daemon, shape, max_crashes=1, hard_timeout="1s") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
@@ -143,7 +143,7 @@ def test_hard_limit_applies_while_an_error_is_inspected(
 def test_soft_limit_interrupts_the_inspection_of_an_error(
     new_daemon: NewDaemon, shape: str, word: str
 ):
-    """`timeout` interrupts `redact_error` and the text of an error, and the verdict is kept."""
+    """`timeout` interrupts `redact_error` or the text of an error, and the verdict is kept."""
     with configure_daemon(new_daemon, shape, max_attempts=1, timeout="500ms") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
@@ -159,7 +159,7 @@ def test_soft_limit_interrupts_the_inspection_of_an_error(
 
 @every_shape
 def test_handler_cannot_change_the_settlement_of_its_message(new_daemon: NewDaemon, shape: str):
-    """Overwritten attributes of a message do not change how it is settled."""
+    """A handler that overwrites the attributes of its message does not change how it is settled."""
     with configure_daemon(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "spoil", "spoil and fail", "ok"])
         daemon.wait_settled(60.0)
@@ -175,7 +175,10 @@ def test_handler_cannot_change_the_settlement_of_its_message(new_daemon: NewDaem
 
 @every_shape
 def test_uninspectable_exception_is_a_failure(new_daemon: NewDaemon, shape: str):
-    """Neither the worker nor the thread of its lane dies, so the message is settled."""
+    """An exception that cannot be inspected is a failure.
+
+    Its message is settled, because neither the worker nor the thread of its lane dies.
+    """
     with configure_daemon(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "shy", "ok"])
         daemon.wait_settled(60.0)
