@@ -99,7 +99,7 @@ class Check(Generic[Facts]):
 def check(
     name: str, severity: Severity, *needs: Need
 ) -> Callable[[Callable[[Facts], Iterable[CheckResult]]], Check[Facts]]:
-    """Return a decorator that makes a check of a function.
+    """Return a decorator that turns a function into a check.
 
     The function's docstring is the title.
     """

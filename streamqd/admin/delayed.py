@@ -229,7 +229,7 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 
 
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Return the IDs by partition, in batches of which each fits one call.
+    """Return the IDs by partition, in batches that each fit into one call.
 
     If the IDs are given as a list, every ID is parsed before the first batch is returned.
     """

@@ -114,8 +114,8 @@ class GroupDeleted:
 class Unfinished:
     """The pending and the failed messages of a group, which are discarded if it is deleted.
 
-    `retries` is the number of waiting retries, plus the retries that are due and unread. `due` is
-    the number of the latter alone. They are also part of the lag.
+    `due` is the number of retries that are due but unread, which are also part of the lag.
+    `retries` is this number plus the number of waiting retries.
     """
 
     pending: int

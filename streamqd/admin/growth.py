@@ -175,7 +175,7 @@ def notifier(
 def _refuse_cluster(store: Store, topic: str) -> None:
     """Raise RequestRefusedError if the partition count and the partitions are on different nodes.
 
-    The script that writes a message cannot compare the count then.
+    In that case, the script that writes a message cannot compare the count.
     """
     if (
         len(store.connection.group_by_node([store.keys.meta(topic), store.keys.stream(topic, 0)]))

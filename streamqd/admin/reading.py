@@ -161,9 +161,9 @@ def ask(
 ) -> list[Any]:
     """Run read commands in pipelines of `batch` commands. The result for a missing key is None.
 
-    `refused` is called with each error of the server and its command. If it returns, the result of
-    the command is None. The default raises InvalidValueError for a key of the wrong type, and
-    otherwise RedisResponseError.
+    If the server refuses a command, `refused` is called with the error and the command. If it
+    returns, the result of the command is None. The default raises InvalidValueError for a key of
+    the wrong type, and otherwise RedisResponseError.
     """
     replies: list[Any] = []
     for start in range(0, len(commands), batch):
@@ -370,9 +370,10 @@ class ViewReader:
         self.add_error(error, key_of(command), _command_name(command))
 
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-        """Find the keys that have the wrong type, for each mapping of keys to the wanted types.
+        """Return the keys that have the wrong type, with their actual types.
 
-        For each mapping, return these keys with their actual types.
+        Each item of `wanted` maps keys to the types that they should have. The result has one
+        mapping for each item.
         """
         replies = iter(self.ask([("TYPE", key) for some in wanted for key in some]))
         found = []

@@ -84,7 +84,7 @@ class FleetSnapshot:
 
     @property
     def directives(self) -> list[tuple[str, str, Directive]]:
-        """The kind (pause, stop or drain), the scope and the text of each directive in effect."""
+        """The kind (pause, stop or drain), scope and content of each directive in effect."""
         control = self.state.control
         kinds: dict[str, Mapping[Any, Directive]] = {
             "pause": control.pauses,

@@ -240,7 +240,7 @@ def known_counts(reader: ViewReader) -> dict[str, int]:
 
 
 def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
-    """Record each topic that has no partition count and is not being deleted as invalid."""
+    """Record as invalid each topic that has no partition count and is not being deleted."""
     replies = reader.ask([topics.partition_count_command(reader.keys, name) for name in names])
     unreadable = {row.key for row in reader.rows}
     for name, reply in zip(names, replies, strict=True):

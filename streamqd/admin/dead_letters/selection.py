@@ -107,7 +107,8 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
 def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
     """Return the dead letter with an ID such as `3:1700000000000-0`.
 
-    Raises RequestRefusedError if the ID is invalid or the dead letter does not exist.
+    Raises InvalidRequestError if the ID is not valid, and RequestRefusedError if the dead letter
+    does not exist.
     """
     place = read_place(dead_letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))

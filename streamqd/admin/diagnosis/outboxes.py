@@ -32,7 +32,7 @@ def gather(
     *,
     wanted: bool,
 ) -> list[OutboxFacts]:
-    """Read the outboxes if a check needs them, and the tables of those that are configured."""
+    """Read the outboxes if a check needs them, and the tables of the configured outboxes."""
     if not wanted:
         return []
     configured = {each.name: each for each in settings.outboxes}
