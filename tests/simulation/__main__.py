@@ -1,6 +1,7 @@
-"""`make verify NAME=simulation`: run all scenarios with 500 instances and 10,000 partitions.
+"""Run all scenarios with 500 instances and 10,000 partitions: `make verify NAME=simulation`.
 
-Also writes the page. Takes about 90 minutes on one core; at a tenth of the size, two minutes.
+It also writes the page. A full run takes about 90 minutes on one core; at a tenth of the size, it
+takes two minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PAGE = ROOT / "docs" / "internals" / "simulation.md"
 MARK = "<!-- figures -->\n"
 
 SCENARIOS = SEQUENCE | NEW_FLEET_SCENARIOS
-Result = tuple[str, Figures | None, int, float]  # None: a check failed
+Result = tuple[str, Figures | None, int, float]  # no figures (None) if a check failed
 
 COLUMNS = {
     "owned_seconds": "all owned, s",
@@ -66,7 +67,7 @@ def main() -> None:
     wanted = set(arguments.only or SCENARIOS)
     context = get_context("fork")
     results: SimpleQueue[Result] = context.SimpleQueue()
-    # Fleets are independent: each is simulated in its own process.
+    # The fleets are independent of each other, so each one is simulated in its own process.
     for name in ["cold start", *NEW_FLEET_SCENARIOS]:
         if wanted & ({name} if name in NEW_FLEET_SCENARIOS else SEQUENCE.keys()):
             context.Process(
@@ -91,7 +92,7 @@ def main() -> None:
 def run_new_fleet(
     scope: Scope, seed: int, name: str, wanted: set[str], results: SimpleQueue[Result]
 ) -> None:
-    """Start a new fleet. Each scenario for a running fleet gets its own copy."""
+    """Start a new fleet, and run the scenarios for a running fleet, each on its own copy."""
     fleet = new_fleet(scope, seed)
     gc.freeze()  # exclude the fleet's permanent objects from garbage collection
     gc.set_threshold(100_000)
@@ -105,7 +106,7 @@ def run_new_fleet(
 
 
 def run_scenarios(fleet: Fleet, names: Iterable[str], results: SimpleQueue[Result]) -> None:
-    """Run scenarios on one fleet. Put figures, decisions and CPU seconds into `results`."""
+    """Run scenarios on one fleet. Store figures, decisions and CPU seconds in `results`."""
     for name in names:
         started, decided = time.process_time(), fleet.decisions
         try:
@@ -147,7 +148,7 @@ def format_number(value: Any) -> str:
 
 
 def measure_decision_seconds(scope: Scope) -> float:
-    """Return the CPU seconds of one observation of an idle fleet (the best of five)."""
+    """Return the CPU seconds that one observation of an idle fleet takes (the best of five)."""
     members = [MemberView(scope.member(n), 0, leaving=False) for n in range(scope.members)]
     offers = members[0].member.offers
     assignments = [

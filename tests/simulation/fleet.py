@@ -13,13 +13,16 @@ from streamqd.policy.rebalance import MemberView
 from tests.simulation.instance import EXCHANGE_SECONDS, Call, Instance
 from tests.simulation.server import Server
 
-LATENCY = (0.0002, 0.005)  # seconds of a round trip between instance and server
-STOP = (0.02, 1.0)  # seconds that a worker needs to finish its messages
+LATENCY = (0.0002, 0.005)  # seconds that a round trip between an instance and the server takes
+STOP = (0.02, 1.0)  # seconds that a worker needs to finish its messages when it stops
 TICK_SECONDS = 1e-6
 
 
 class Fleet:
-    """The simulation: events ordered by time, then by creation."""
+    """The simulation, which executes events in the order of their times.
+
+    Events at the same time are executed in the order in which they were created.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class Fleet:
         self.lost_replies = lost_replies
         self.now = 0.0
         self.decisions = self.shed = self.stolen = 0
-        self.blind_share = 0.0  # share of the members that each instance cannot see at present
+        self.blind_share = 0.0  # the share of the members that each instance cannot see at present
         self.server = Server(self.assignments, ttl)
         self.instances = {member.id: Instance(self, member) for member in members}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -47,7 +50,7 @@ class Fleet:
     # --- the clock ---
 
     def schedule_in(self, seconds: float, event: Callable[[], None]) -> None:
-        """Schedule an event in a number of seconds."""
+        """Schedule an event to happen after a number of seconds."""
         self.schedule_at(self.now + seconds, event)
 
     def schedule_at(self, when: float, event: Callable[[], None]) -> None:
@@ -64,7 +67,7 @@ class Fleet:
         self.now = end
 
     def run_until(self, condition: Callable[[], bool], limit: float, step: float = 0.5) -> float:
-        """Advance the clock until a condition holds. Return the seconds. Fails at the limit."""
+        """Advance the clock until a condition holds, and return the seconds. Fail at the limit."""
         started_at = self.now
         while not condition():
             assert self.now - started_at < limit, f"not within {limit} s: {self.describe()}"
@@ -74,7 +77,10 @@ class Fleet:
     # --- between instances and the server ---
 
     def exchange(self, instance: Instance, calls: list[Call]) -> None:
-        """Send calls to the server and return the answers. Late or lost ones still take effect."""
+        """Send calls to the server, which then answers the instance.
+
+        A call takes effect even if its answer is late or lost, unless the server is unreachable.
+        """
         sent, run = self.now, instance.run
         arrives = max(self.now + self.chance.uniform(*LATENCY), self.server.paused_until)
         lost = arrives - sent > EXCHANGE_SECONDS or self.chance.random() < self.lost_replies
@@ -105,7 +111,7 @@ class Fleet:
                 instance.heartbeat_soon()
 
     def filter_visible(self, name: str, seen: list[MemberView]) -> list[MemberView]:
-        """Return the members that an instance can see."""
+        """Return those of the members that an instance can see."""
         if not self.blind_share:
             return seen
         return [e for e in seen if e.member.id == name or self.chance.random() >= self.blind_share]
@@ -132,19 +138,19 @@ class Fleet:
 
     @property
     def heartbeat_interval(self) -> float:
-        """The seconds between two heartbeats."""
+        """The number of seconds between two heartbeats."""
         return self.ttl / 5
 
     def offers_differ(self) -> bool:
-        """True if not all instances offer the same topics."""
+        """Return True if the instances do not all offer the same topics."""
         return len({each.member.offers for each in self.instances.values()}) > 1
 
     def live_instances(self) -> list[Instance]:
-        """The instances that run and are not leaving."""
+        """Return the instances that are running and are not leaving."""
         return [each for each in self.instances.values() if each.alive and not each.leaving]
 
     def count_free(self) -> int:
-        """The number of assignments that no live instance holds with a valid lease."""
+        """Return the number of assignments that no live instance holds with a valid lease."""
         held = sum(
             self.server.fences[assignment].token == mine.token
             and self.server.fences[assignment].until > self.now
@@ -154,24 +160,24 @@ class Fleet:
         return len(self.assignments) - held
 
     def loads(self) -> list[int]:
-        """The number of assignments of each live instance, sorted."""
+        """Return the number of assignments of each live instance, sorted."""
         return sorted(self.server.owned[each.member.id] for each in self.live_instances())
 
     def is_even(self) -> bool:
-        """True if every assignment is owned, and no two instances differ by more than one."""
+        """Return True if every assignment is owned, and no two loads differ by more than one."""
         loads = self.loads()
         return bool(loads) and loads[-1] - loads[0] <= 1 and self.count_free() == 0
 
     def is_settled(self) -> bool:
-        """True if no assignment is being acquired or handed over."""
+        """Return True if no assignment is being acquired or handed over."""
         return all(h.phase == "held" for each in self.live_instances() for h in each.held.values())
 
     def count_moves(self) -> tuple[int, int, int]:
-        """The number of acquisitions, started hand-overs and releases so far."""
+        """Return the number of acquisitions, started hand-overs and releases so far."""
         return len(self.server.acquired), self.shed, self.server.released
 
     def describe(self) -> dict[str, Any]:
-        """Return the state of the fleet for a failure message."""
+        """Return a description of the fleet's state for a failure message."""
         loads = self.loads()
         return {
             "now": round(self.now, 1),

@@ -1,7 +1,7 @@
-"""One instance, as its supervisor works: exchanges with Redis, and real decisions on the answers.
+"""One instance, working as its supervisor does: exchanges with Redis, then real decisions.
 
-The policies are called as streamqd/supervisor calls them. A worker is simulated by the time that it
-needs to stop, and by a crash if its assignment is poisonous.
+The policies are called in the same way as in streamqd/supervisor. A worker is simulated by the time
+that it needs to stop and, if its assignment is poisonous, by a crash.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tests.simulation.fleet import Fleet
 
 EXCHANGE_SECONDS = 1.0
-CRASH_SECONDS = 0.3  # seconds from the start of a worker with a poisonous assignment to its crash
+CRASH_SECONDS = 0.3  # seconds from the start of a worker until it crashes on a poisonous assignment
 CRASH_LOOP, CRASH_COOLDOWN = 5, 20.0
 
 
 @dataclass
 class HeldAssignment:
-    """An assignment that this instance owns or acquires."""
+    """An assignment that this instance owns or is acquiring."""
 
     token: str
     phase: str  # acquiring | held | stopping | releasing
@@ -41,7 +41,10 @@ Call = tuple[str, Assignment | None, HeldAssignment | None]  # kind, assignment,
 
 @dataclass
 class Instance:
-    """One member. `poison` are the assignments whose workers crash here at every start."""
+    """One member of the fleet.
+
+    `poison` contains the assignments whose workers crash at every start on this instance.
+    """
 
     fleet: Fleet
     member: Member
@@ -52,10 +55,10 @@ class Instance:
     broken_until: dict[Assignment, float] = field(default_factory=dict)
     exits: dict[Assignment, list[restart.WorkerExit]] = field(default_factory=dict)
     crashes: int = 0
-    run: int = 0  # counts starts, so that events of a killed run are ignored
+    run: int = 0  # counts the starts, so that events of a killed run are ignored
 
     def start(self) -> None:
-        """Start with only the data in Redis, as after a boot."""
+        """Start with nothing but the data in Redis, as after a boot."""
         damping, name = self.fleet.damping, self.member.id
         self.run += 1
         self.alive, self.leaving = True, False
@@ -76,19 +79,19 @@ class Instance:
         self.tick_now()
 
     def kill(self) -> None:
-        """Die immediately, with all workers."""
+        """Die immediately, together with all workers."""
         self.alive = False
         self.run += 1
 
     def drain(self) -> None:
-        """Leave as after SIGTERM: hand all assignments over, then exit."""
+        """Leave as after a SIGTERM: hand over all assignments, then exit."""
         self.leaving = True
         for assignment in list(self.held):
             self._stop(assignment)
         self.heartbeat_soon()
 
     def tick_now(self) -> None:
-        """Tick now."""
+        """Run a tick immediately."""
         self.fleet.schedule_in(0.0, self._make_tick(self.run))
 
     def _make_tick(self, run: int) -> Any:
@@ -106,7 +109,7 @@ class Instance:
     # --- one tick ---
 
     def tick(self) -> None:
-        """Send the calls that are due, as LeaseManager.tick."""
+        """Send the calls that are due, as `LeaseManager.tick` does."""
         now = self.fleet.now
         if self.busy or now < self.retry_at:
             return
@@ -123,7 +126,7 @@ class Instance:
         if not calls and self.pending_wakes:
             self.pending_wakes = 0
             self.fleet.wake()
-            # The scheduled event may belong to an assignment that is gone.
+            # The scheduled event may belong to an assignment that this instance no longer has.
             self.fleet.schedule_at(self.next_at(), self._make_tick(self.run))
         if calls:
             self.busy = True
@@ -134,7 +137,7 @@ class Instance:
             self.fleet.wake()
 
     def next_at(self) -> float:
-        """Return when the next call is due."""
+        """Return the time at which the next call is due."""
         if self.view_due or self.pending_wakes:
             return 0.0
         has_unsent = any(h.phase in ("acquiring", "releasing") for h in self.held.values())
@@ -173,7 +176,7 @@ class Instance:
         return server.release(now, assignment, held.token)
 
     def handle_timeout(self) -> None:
-        """Note that no answer came in time, as LeaseManager does."""
+        """Record that no answer came in time, as `LeaseManager` does."""
         now, chance = self.fleet.now, self.fleet.chance
         self.busy = False
         self.retry_at = now + self.backoff * (0.5 + chance.random())
@@ -187,7 +190,7 @@ class Instance:
         calls: list[Call],
         replies: list[Any],
     ) -> None:
-        """Take the answers of one exchange."""
+        """Process the answers of one exchange."""
         now = self.fleet.now
         self.busy, self.backoff = False, 0.1
         for (kind, assignment, held), reply in zip(calls, replies, strict=True):
@@ -225,7 +228,7 @@ class Instance:
     # --- decisions ---
 
     def _decide(self, now: float, views: dict[Assignment, PartitionView]) -> None:
-        """Decide as the supervisor does with a new view."""
+        """Make the same decision that the supervisor makes with a new view."""
         if self.leaving:
             return
         live = self.silence.live(now, self.server_unix_ms, self.seen)
@@ -233,7 +236,7 @@ class Instance:
         tokens: dict[Assignment, str] = {}
         me = self.member.id
         for assignment in [assignment for assignment, view in views.items() if view.owner == me]:
-            # It belongs to a predecessor, whose lock we hold.
+            # The assignment belongs to a predecessor, whose lock this instance now holds.
             tokens[assignment] = self.fleet.server.fences[assignment].token
             views[assignment] = PartitionView(views[assignment].epoch, "", leased=False)
         for assignment, until in self.broken_until.items():
@@ -298,5 +301,5 @@ class Instance:
             )
 
     def describe(self, **changed: Any) -> None:
-        """Change weight, cap or offers, as a reload does."""
+        """Change the weight, cap or offers, as a reload does."""
         self.member = replace(self.member, **changed)

@@ -1,4 +1,4 @@
-"""Events in the life of a fleet, and the checks after each. Every scenario returns figures."""
+"""Events in the life of a fleet, with checks after each of them. Every scenario returns figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from streamqd.policy.rebalance import ACQUIRES_AT_ONCE, ACQUIRES_PER_SECOND
 from tests.simulation.fleet import Fleet
 from tests.simulation.instance import CRASH_COOLDOWN
 
-START_SECONDS = 2.0  # seconds between the first and the last of instances that start together
-# In a large fleet with partly overlapping offers, the last assignments are placed one by one,
-# each after rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
+START_SECONDS = 2.0  # seconds between the first and the last start when instances start together
+# If a large fleet has offers that overlap only in part, the last assignments are placed one by one.
+# Each one waits for rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
 EVEN_TTLS = 20
-REST_HEARTBEATS = 6  # heartbeats; longer than rebalance_delay plus rebalance_hold
+REST_HEARTBEATS = 6  # number of heartbeats; longer than rebalance_delay plus rebalance_hold
 Figures = dict[str, Any]
 
 
@@ -32,16 +32,16 @@ class Scope:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Return every (topic, group)."""
+        """Every pair of a topic and a group."""
         return [(f"t{number:02}", "g") for number in range(self.topics)]
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Return every assignment."""
+        """Every assignment."""
         return [Assignment(t, p, g) for t, g in self.pairs for p in range(self.partitions)]
 
     def member(self, number: int, weight: int = 1, cap: int = 0) -> Member:
-        """Return one of the instances. Their offers rotate."""
+        """Return an instance by its number. The offers rotate from one instance to the next."""
         offers = (self.pairs[(number + n) % self.topics] for n in range(self.offered))
         return Member(f"m{number:03}", weight, cap, frozenset(offers))
 
@@ -52,21 +52,21 @@ LARGE = Scope(members=500, topics=20, partitions=500, offered=8)
 
 
 def new_fleet(scope: Scope, seed: int, **options: Any) -> Fleet:
-    """Return a fleet in which no instance runs yet."""
+    """Return a fleet in which no instance is running yet."""
     return Fleet(
         [scope.member(n) for n in range(scope.members)], scope.assignments, seed=seed, **options
     )
 
 
 def start_instances(fleet: Fleet, names: list[str], within: float = START_SECONDS) -> None:
-    """Start instances at about the same time."""
+    """Start instances at random times within a number of seconds."""
     for name in names:
         fleet.schedule_in(fleet.chance.uniform(0, within), fleet.instances[name].start)
     fleet.run(within)
 
 
 class FleetObserver:
-    """Observes a fleet from its creation on."""
+    """Observes a fleet from the time at which the observer is created."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -75,7 +75,7 @@ class FleetObserver:
         self.shed = fleet.shed
 
     def wait_until_even(self, limit: float) -> Figures:
-        """Wait until the fleet is even, then check that no assignment moves."""
+        """Wait until the fleet is even, then check that no assignment moves any more."""
         fleet = self.fleet
         fleet.run_until(lambda: fleet.count_free() == 0, limit)
         owned = fleet.now - self.started_at
@@ -104,7 +104,7 @@ class FleetObserver:
         return since - self.started_at
 
     def peak_rates(self) -> Figures:
-        """Return the busiest seconds of the server since the start."""
+        """Return the server's highest number of calls per second since the start, for each kind."""
         return {
             f"{kind}s_per_second": max(
                 (n for at, n in counts.items() if at >= int(self.started_at)), default=0
@@ -122,9 +122,9 @@ def check_rest(fleet: Fleet) -> Figures:
 
 
 def surplus_moves_max(fleet: Fleet, least: int) -> int:
-    """Return the number of allowed surplus moves: one per instance, more if offers differ.
+    """Return the number of surplus moves allowed: one per instance, or more if offers differ.
 
-    With different offers, an instance knows only its own, so some assignments move again later.
+    If offers differ, an instance knows only its own offers, so some assignments move again later.
     """
     each = len(fleet.instances)
     return max(each, least // 2) if fleet.offers_differ() else each
@@ -134,18 +134,18 @@ def surplus_moves_max(fleet: Fleet, least: int) -> int:
 
 
 def cold_start(fleet: Fleet) -> Figures:
-    """All instances start within two seconds, and no assignment is owned."""
+    """No assignment is owned, and all instances start within two seconds."""
     observer = FleetObserver(fleet)
     start_instances(fleet, list(fleet.instances))
     figures = observer.wait_until_even(EVEN_TTLS * fleet.ttl)
-    # No instance asks for more than its share, even if more assignments are free.
+    # No instance acquires more than its share, even if more assignments are free.
     each = ACQUIRES_AT_ONCE + ACQUIRES_PER_SECOND
     assert figures["acquires_per_second"] <= len(fleet.instances) * each
     return figures
 
 
 def mass_restart(fleet: Fleet) -> Figures:
-    """All instances are killed at the same time, and restarted within two seconds."""
+    """All instances are killed at the same time, and are restarted within two seconds."""
     observer = FleetObserver(fleet)
     for instance in fleet.instances.values():
         instance.kill()
@@ -164,9 +164,10 @@ def loss_of_a_third(fleet: Fleet) -> Figures:
     taken: dict[Assignment, float] = {}
     for at, assignment, _, _ in fleet.server.acquired[observer.acquired :]:
         taken.setdefault(assignment, at - observer.started_at)
-    # A large fleet always has a few free assignments that are being moved.
+    # In a large fleet, a few assignments are always free because they are being moved.
     figures["owned_seconds"] = round(max(taken[assignment] for assignment in lost), 1)
-    # Two heartbeats more if offers differ: instances may disagree on who takes a free assignment.
+    # If offers differ, two more heartbeats are allowed, because instances may disagree on which of
+    # them takes a free assignment.
     assert (
         figures["owned_seconds"]
         <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.heartbeat_interval
@@ -176,7 +177,7 @@ def loss_of_a_third(fleet: Fleet) -> Figures:
 
 
 def growth(fleet: Fleet) -> Figures:
-    """All missing instances start or restart."""
+    """All instances that are not running start or restart."""
     names = [name for name, each in fleet.instances.items() if not each.alive]
     least = len(fleet.assignments) * len(names) // len(fleet.instances)
     observer = FleetObserver(fleet)
@@ -201,7 +202,7 @@ def server_pause(fleet: Fleet) -> Figures:
 
 
 def outage(fleet: Fleet) -> Figures:
-    """The network fails for two lease TTLs. Everything sent in that time is lost."""
+    """The network fails for two lease TTLs, and everything sent in that time is lost."""
     fleet.server.unreachable = True
     figures = server_pause(fleet)
     fleet.server.unreachable = False
@@ -209,7 +210,7 @@ def outage(fleet: Fleet) -> Figures:
 
 
 def rolling_restart(fleet: Fleet) -> Figures:
-    """Ten instances, one after the other, are drained and restarted 5 s later."""
+    """Ten instances are drained one after the other, and each is restarted 5 s later."""
     observer, worst = FleetObserver(fleet), 0
     for instance in list(fleet.instances.values())[:10]:
         instance.drain()
@@ -226,7 +227,7 @@ def rolling_restart(fleet: Fleet) -> Figures:
 
 
 def divergence(fleet: Fleet) -> Figures:
-    """For 30 s no instance sees more than two thirds of the others, and a tenth of them die."""
+    """For 30 s, no instance sees more than two thirds of the others, and a tenth of them die."""
     observer = FleetObserver(fleet)
     fleet.blind_share = 1 / 3
     gone = fleet.chance.sample(fleet.live_instances(), max(1, len(fleet.live_instances()) // 10))
@@ -247,10 +248,10 @@ def crash_loop(fleet: Fleet) -> Figures:
     start_instances(fleet, list(fleet.instances))
     fleet.run(2 * CRASH_COOLDOWN)
     tried = [u for _, u, _, owner in fleet.server.acquired if owner == "m000" and u in bad.poison]
-    # Each is tried once, and at most once after every cooldown.
+    # Each assignment is tried once, and then at most once after every cooldown.
     assert tried
     assert max(tried.count(assignment) for assignment in tried) <= 3
-    # A large fleet always has a few free assignments that are being moved.
+    # In a large fleet, a few assignments are always free because they are being moved.
     left = set(bad.poison)
 
     def all_are_elsewhere() -> bool:
@@ -272,7 +273,8 @@ def unequal_instances(fleet: Fleet) -> Figures:
     chance = fleet.chance
     pairs = sorted({(assignment.topic, assignment.group) for assignment in fleet.assignments})
     for number, instance in enumerate(fleet.instances.values()):
-        # The first instance offers all topics without a cap, so every assignment has an owner.
+        # The first instance offers all topics and has no cap, so every assignment can have an
+        # owner.
         offers = pairs if number == 0 else chance.sample(pairs, len(pairs) // 2)
         cap = 0 if number < len(fleet.instances) // 2 else chance.choice([0, 3, 40])
         instance.describe(weight=chance.choice([1, 1, 2, 3]), cap=cap, offers=frozenset(offers))
@@ -293,7 +295,7 @@ def unequal_instances(fleet: Fleet) -> Figures:
 
 
 Scenario = Callable[[Fleet], Figures]
-# Events for a running fleet, and those that continue in its final state.
+# Events for a running fleet. The events of one entry happen one after the other.
 RUNNING_FLEET_SCENARIOS: list[dict[str, Scenario]] = [
     {"server pause": server_pause, "network outage": outage},
     {"loss of a third": loss_of_a_third, "growth": growth},
@@ -301,11 +303,11 @@ RUNNING_FLEET_SCENARIOS: list[dict[str, Scenario]] = [
     {"divergent views": divergence, "growth again": growth},
     {"rolling restart": rolling_restart},
 ]
-# All events, from the start of a fleet.
+# All events for one fleet, from its start on.
 SEQUENCE: dict[str, Scenario] = {"cold start": cold_start} | dict(
     chain.from_iterable(each.items() for each in RUNNING_FLEET_SCENARIOS)
 )
-# These start with a fleet in which no instance runs.
+# These events start with a fleet in which no instance is running.
 NEW_FLEET_SCENARIOS: dict[str, Scenario] = {
     "crash loop": crash_loop,
     "unequal instances": unequal_instances,

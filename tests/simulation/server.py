@@ -1,6 +1,6 @@
-"""Redis as a fleet sees it: heartbeats, fences, leases. A call is atomic, like a script.
+"""Redis as a fleet sees it: heartbeats, fences and leases. Each call is atomic, like a script.
 
-The rules of ownership are those of lua/lease_*.lua and lua/member_heartbeat.lua.
+The rules of ownership are the same as in lua/lease_*.lua and lua/member_heartbeat.lua.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ START_UNIX_MS = 1_800_000_000_000
 
 @dataclass
 class Fence:
-    """The owner of an assignment. `until` is the time at which the lease expires."""
+    """The owner of an assignment. `until` is the time at which its lease expires."""
 
     token: str = ""
     owner: str = ""
@@ -27,17 +27,20 @@ class Fence:
 
 
 class Server:
-    """Fences and heartbeats by the virtual clock. Calls are answered from `paused_until` on."""
+    """Fences and heartbeats on the virtual clock.
+
+    The server is paused until `paused_until`, and answers calls from that time on.
+    """
 
     def __init__(self, assignments: list[Assignment], ttl: float) -> None:
         self.ttl = ttl
         self.paused_until = 0.0
-        self.unreachable = False  # True: calls sent during a pause are lost
+        self.unreachable = False  # if True, calls that are sent during a pause are lost
         self.fences = {assignment: Fence() for assignment in assignments}
         self.views = dict.fromkeys(assignments, UNOWNED)
         self.heartbeats: dict[str, tuple[float, MemberView]] = {}
         self.owned: Counter[str] = Counter()
-        # time, assignment, previous owner, new owner
+        # the time, the assignment, the previous owner and the new owner of each acquisition
         self.acquired: list[tuple[float, Assignment, str, str]] = []
         self.released = 0
         self.late = 0
@@ -48,13 +51,13 @@ class Server:
         self._expiries: list[tuple[float, Assignment]] = []
 
     def count_calls(self, kind: str, now: float, amount: int = 1) -> None:
-        """Count calls, by kind and by second."""
+        """Count calls by kind and by second."""
         self.calls[kind] += amount
         if kind in self.per_second:
             self.per_second[kind][int(now)] += amount
 
     def heartbeat(self, now: float, seen: MemberView) -> list[MemberView]:
-        """Record the heartbeat of a member. Return all members."""
+        """Record the heartbeat of a member, and return all members."""
         self.count_calls("heartbeat", now)
         name = seen.member.id
         self.heartbeats[name] = now, seen._replace(heartbeat_unix_ms=self.unix_ms(now))
@@ -63,11 +66,11 @@ class Server:
         return [each for _, each in self.heartbeats.values()]
 
     def unix_ms(self, now: float) -> int:
-        """The server's clock."""
+        """Return the server's time, in unix milliseconds."""
         return START_UNIX_MS + int(now * 1000)
 
     def read_views(self, now: float, count: int) -> dict[Assignment, PartitionView]:
-        """Return the state of every assignment. The query names `count` of them."""
+        """Return the state of every assignment, and count the query as one for `count` of them."""
         self.count_calls("view", now, count)
         while self._expiries and self._expiries[0][0] <= now:
             _, assignment = heapq.heappop(self._expiries)
@@ -87,7 +90,7 @@ class Server:
         seen_epoch: int,
         dead_token: str,
     ) -> str:
-        """Return OK, MINE, HELD or MOVED."""
+        """Acquire a lease. Return OK, MINE, HELD or MOVED."""
         self.count_calls("acquire", now)
         fence = self.fences[assignment]
         if fence.until > now and fence.token not in (token, dead_token):
@@ -106,7 +109,7 @@ class Server:
         return "OK"
 
     def renew(self, now: float, assignment: Assignment, token: str) -> str:
-        """Return OK, LATE or FENCED."""
+        """Renew a lease. Return OK, LATE or FENCED."""
         self.count_calls("renew", now)
         fence = self.fences[assignment]
         if fence.token != token:
@@ -117,7 +120,7 @@ class Server:
         return word
 
     def release(self, now: float, assignment: Assignment, token: str) -> str:
-        """Return OK or FENCED."""
+        """Release a lease. Return OK or FENCED."""
         self.count_calls("release", now)
         fence = self.fences[assignment]
         if fence.token != token:

@@ -1,7 +1,7 @@
-"""Minutes in the life of a fleet, simulated in a second: it settles evenly, with few moves.
+"""Simulate minutes in the life of a fleet within a second: it settles evenly, with few moves.
 
 `make verify NAME=simulation` runs the same scenarios with 500 instances and 10,000 partitions, and
-writes docs/internals/simulation.md. SIMULATION_SEEDS=n runs more seeds.
+writes docs/internals/simulation.md. Set SIMULATION_SEEDS=n to run more seeds.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def test_fleet_of_unequal_instances_settles(scenario: Scenario, seed: int) -> No
 def test_cold_start_causes_no_stampede(seed: int) -> None:
     fleet = new_fleet(SMALL, seed)
     figures = cold_start(fleet)
-    # About one request per free partition, although many instances could take it.
+    # There is about one request per free partition, although many instances could take it.
     asked = fleet.server.calls["acquire"]
     assert asked <= figures["acquired"] + len(fleet.instances) * len(SMALL.assignments) / 10
-    # A third is in its final place from the start. If one instance took all, 190 of 200 would move.
+    # About a third of the assignments are in their final place from the start. If one instance took
+    # all of them, 190 of 200 would have to move.
     assert figures["handed_over"] <= 140
     # The number of wake-ups after hand-overs is bounded for the whole fleet.
     most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.heartbeat_interval
