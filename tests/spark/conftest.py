@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, on a real server. Without Java, they are skipped."""
+"""One Spark session for all tests here, on a real server. Without Java, the tests are skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DEADLINE = 90  # seconds for one query
-PATIENCE = 300  # seconds for one test: some start their own Spark, and wait up to 240
+PATIENCE = 300  # seconds for one test; some tests start their own Spark and wait for up to 240 s
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,18 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> None:
-    """Skip the check for threads: the session always has some, and no test forks."""
+    """Skip the check for threads, because a session always has some and no test here forks."""
 
 
 @pytest.fixture(scope="session")
 def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the event log of the session, in the format of Spark's history server."""
+    """The folder of the session's event log, in the format of Spark's history server."""
     return tmp_path_factory.mktemp("events")
 
 
 @pytest.fixture(scope="session")
 def spark(event_log: Path) -> Iterator[SparkSession]:
-    """The shared session. Never stop it."""
+    """The Spark session that all tests share. Never stop it."""
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             _without(f"{package} is not installed: {extras.hint('spark')}")
@@ -82,7 +82,7 @@ def _without(reason: str) -> None:
 
 
 class Shop:
-    """Topics on the server, and Spark queries over them."""
+    """Topics on the server, and Spark queries that read and write them."""
 
     def __init__(self, spark: SparkSession, server: Server, link: Connection, keys: Keys) -> None:
         self.spark, self.server, self.link, self.keys = spark, server, link, keys
@@ -98,7 +98,7 @@ class Shop:
         self.link.execute("HSET", self.keys.meta(name), "partitionCount", partitions)
 
     def add(self, name: str, partition: int, *ids: str, **fields: bytes) -> None:
-        """Write entries with these ids. The payload identifies each."""
+        """Write entries with these ids. Each payload names its entry's partition and id."""
         key = self.keys.stream(name, partition)
         more = [part for pair in fields.items() for part in pair]
         self.link.pipeline(
@@ -137,7 +137,7 @@ class Shop:
         return {name: str(value) for name, value in every.items()}
 
     def take(self, frame: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]]]:
-        """Run a streaming query until it has read all entries. Return the rows by batch."""
+        """Run a streaming query until it has read all entries. Return the rows of each batch."""
         batches: list[list[tuple[Any, ...]]] = []
 
         def collect(batch: DataFrame, number: int) -> None:
@@ -151,7 +151,7 @@ class Shop:
 
 
 def run(query: StreamingQuery) -> None:
-    """Wait until a query stops. Raises its error."""
+    """Wait until a query stops, and raise its error if it failed."""
     try:
         assert query.awaitTermination(DEADLINE), "the query does not end"
     finally:

@@ -1,4 +1,4 @@
-"""The archive on a real Spark: each entry is archived once, despite faults."""
+"""On a real Spark, each entry is archived exactly once, even if faults occur."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ deltalake = pytest.importorskip("deltalake")
 
 ROOT = Path(__file__).parents[2]
 START = 1_763_683_195_000  # five seconds before midnight, UTC
-Entry = tuple[str, int, str, bytes]  # topic, partition, id, value
+Entry = tuple[str, int, str, bytes]  # topic, partition, id and value
 
 
 class KilledError(Exception):
-    """Replaces SIGKILL where the process must survive."""
+    """Raised instead of SIGKILL where the process must survive."""
 
 
 class ArchiveCase:
-    """Topics, their ledger, and an archive of them."""
+    """A set of topics with a ledger, and an archive of them."""
 
     def __init__(
         self, link: Connection, keys: Keys, server: Server, spark: Any, folder: Path
@@ -128,7 +128,7 @@ def case(link: Connection, keys: Keys, server: Server, spark: Any, tmp_path: Pat
 
 def test_archive_has_each_entry_once_after_several_runs(case: ArchiveCase) -> None:
     case.topic("orders", 1)
-    case.add("access", 0, 700)  # across midnight
+    case.add("access", 0, 700)  # these entries continue past midnight
     case.add("access", 1, 5)
     case.add("orders", 0, 3)
     done = case.run()
@@ -215,7 +215,7 @@ def test_entries_trimmed_before_archiving_are_reported(case: ArchiveCase) -> Non
 
 
 def test_failed_task_leaves_no_rows(case: ArchiveCase) -> None:
-    """The error of a task is reported verbatim, and the files of other tasks stay in staging."""
+    """A failed task's error is reported verbatim, and the other tasks' files stay in staging."""
     case.add("access", 0, 4)
     case.run()
     case.add("access", 0, 4)
@@ -223,7 +223,7 @@ def test_failed_task_leaves_no_rows(case: ArchiveCase) -> None:
     backlog = archive._Run.backlog
 
     def overtaken(self: archive._Run, *given: Any) -> int:
-        """Trim after the driver has checked that no entry is missing."""
+        """Trim entries after the driver has checked that none is missing."""
         found = backlog(self, *given)
         case.link.execute("XTRIM", case.keys.stream("access", 0), "MAXLEN", "=", 1)
         return found
@@ -240,13 +240,13 @@ def test_failed_task_leaves_no_rows(case: ArchiveCase) -> None:
 def test_hostile_topic_name_in_the_registry_is_skipped(
     case: ArchiveCase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic named `..` must not erase the archive."""
+    """A topic that is named `..` does not erase the archive."""
     case.topic("orders", 1)
     case.add("orders", 0, 50)
     case.run("orders")
     for name in (b"..", b".", b"../orders", b"a/../..", b"\xff", b""):
         case.link.execute("SADD", case.keys.registry(), name)
-    # A topic that an earlier version allowed, with entries of its own.
+    # A topic with a name that an earlier version allowed, which has its own entries.
     case.link.run(topics.create_call(case.keys, "..", Topic(partitions=1)))
     case.link.execute("XADD", case.keys.stream("..", 0), "*", "payload", "x")
     case.link.execute("XTRIM", case.keys.stream("orders", 0), "MAXLEN", 0)
@@ -281,7 +281,7 @@ def test_concurrent_archive_run_is_refused(case: ArchiveCase) -> None:
 
 @pytest.mark.slow
 def test_archive_is_exact_after_kills(case: ArchiveCase, server: Server, tmp_path: Path) -> None:
-    """The kills are real. Each run continues where the previous one was killed."""
+    """Each run continues where the previous one was killed with a real SIGKILL."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
     for number, point in enumerate(POINTS):
         case.add("access", number % 2, 5)

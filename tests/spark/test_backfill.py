@@ -1,4 +1,4 @@
-"""Streaming queries that start in an archive: each entry once, over restarts and growth."""
+"""A streaming query that starts in an archive reads each entry once, over restarts and growth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.backfill_trial import BackfillTrial
 
 
 def test_stream_continues_from_its_archive(shop: Shop, tmp_path: Path) -> None:
-    """This is a smaller version of `make soak NAME=backfill`."""
+    """A stream reads its archive and then Redis, as in a small `make soak NAME=backfill`."""
     home = tmp_path / "rows"
     home.mkdir()
     folder = str(tmp_path / "archive")
@@ -32,7 +32,7 @@ def test_stream_continues_from_its_archive(shop: Shop, tmp_path: Path) -> None:
 def test_stream_continues_from_a_bucket(
     shop: Shop, tmp_path: Path, event_log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its credentials are in no plan and in no event log."""
+    """A stream reads from a bucket, whose credentials appear in no plan and in no event log."""
     pytest.importorskip("moto")
     from tests.support.s3 import KEY, SECRET, BucketServer
 

@@ -1,4 +1,4 @@
-"""The pipelines on an archive in an object store: each entry once, without a jar."""
+"""With an archive in an object store, the pipelines handle each entry once and need no jar."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def count(job):
 
 
 class KilledError(Exception):
-    """Replaces SIGKILL where the process must survive."""
+    """Raised instead of SIGKILL where the process must survive."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def server_of_buckets() -> Iterator[BucketServer]:
 
 
 class BucketCase:
-    """A topic with a schema, a ledger, and an archive in a bucket."""
+    """A topic with a schema and a ledger, and an archive of it in a bucket."""
 
     def __init__(self, shop: Shop, store: BucketServer, url: str) -> None:
         self.shop, self.store, self.url = shop, store, url
@@ -80,7 +80,7 @@ class BucketCase:
         self._next = START
 
     def add(self, count: int, *, wrong: int = 0) -> None:
-        """Add entries, the last `wrong` of which do not fit the schema."""
+        """Add entries. The last `wrong` of them do not fit the schema."""
         for number in range(count):
             self._next += 1000
             body = b"[]" if number >= count - wrong else b'{"id": %d, "tags": {"a": "b"}}' % number
@@ -116,7 +116,7 @@ class BucketCase:
         return Counter((row["partition"], row["id"]) for row in self.rows())
 
     def configured(self, folder: Path) -> Path:
-        """Write a configuration with the options of the store. Return its path."""
+        """Write a configuration with the options of the store, and return its path."""
         file = folder / "streamq.toml"
         lines = [f'[redis]\nurl = "{self.shop.server.url}"']
         lines += [f'[pipelines.orders]\nschema = "{SCHEMA}"', "[archive.options]"]
@@ -237,7 +237,7 @@ def test_quarantine_of_a_bucket_is_parsed_again(case: BucketCase) -> None:
 def test_tables_of_a_bucket_are_parsed_again(
     case: BucketCase, monkeypatch: pytest.MonkeyPatch, kind: TableKind
 ) -> None:
-    """They are parsed again with a column of another type, and after a kill before a commit."""
+    """Tables in a bucket are parsed again with another type, even after a kill before a commit."""
     case.add(4, wrong=1)
     case.run()
     query = "SELECT entry_partition, entry_id, id FROM parsed_orders ORDER BY 1, 2"
@@ -270,7 +270,7 @@ def test_tables_of_a_bucket_are_parsed_again(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_accept_a_bucket(case: BucketCase, tmp_path: Path) -> None:
-    """Report, prompt and job are processes with options from the configuration."""
+    """The report, the prompt and a job run as processes with options from the configuration."""
     case.add(12, wrong=2)
     case.run()
     case.shop.link.execute("XTRIM", case.shop.keys.stream("orders", 0), "MAXLEN", 0)
@@ -349,7 +349,7 @@ def test_bucket_archive_is_exact_after_an_error(case: BucketCase, point: str) ->
 
 @pytest.mark.slow
 def test_bucket_archive_is_exact_after_a_kill(case: BucketCase, tmp_path: Path) -> None:
-    """Core counts change. Each run continues where the last one was killed."""
+    """Each run has another core count, and continues where the previous one was killed."""
     file = case.configured(tmp_path)
     for number, point in enumerate(POINTS):
         case.add(6, wrong=1)

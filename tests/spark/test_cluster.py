@@ -1,4 +1,4 @@
-"""Source, sink and SQL with tasks in executors, which are separate processes."""
+"""Source, sink and SQL work with tasks in executors, which are separate processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(executors, "executors")
 
 @contextlib.contextmanager
 def run_standalone(folder: Path, home: Path) -> Iterator[str]:
-    """Run a Spark master and worker as processes. Yield the URL of the master."""
+    """Run a Spark master and a worker as processes, and yield the URL of the master."""
     port = free_port()
     spark_class = [str(home / "bin" / "spark-class")]
     master = f"spark://127.0.0.1:{port}"

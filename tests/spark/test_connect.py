@@ -1,4 +1,4 @@
-"""Source, sink, stream and SQL through a server of Spark Connect, started by its client."""
+"""Source, sink, stream and SQL work through a Spark Connect server that the client starts."""
 
 from __future__ import annotations
 

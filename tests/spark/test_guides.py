@@ -1,7 +1,7 @@
-"""The commands of the Spark guides work, and print what the guides show.
+"""The commands in the Spark guides work, and print what the guides show.
 
-The blocks run in the order of the pages, on a real server and a real Spark: shell in a terminal,
-Python and SQL in the session of the tests, settings in the configuration.
+The blocks run in the order of the pages, on a real server and a real Spark. Shell commands run in a
+terminal, Python and SQL in the tests' session, and settings are written to the configuration.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ READ, ARCHIVE, PARSE, DECODE, QUERY, REPLAY, REPORT = (
 )
 OPTIONS = REFERENCE / "spark-options.md"
 SECURE = "secure = {"
-# The first line of each skipped block, and the reason.
+# The first line of each skipped block, with the reason for skipping it.
 LEFT_OUT = {
     "# in a clone of streamqd": "it makes the environment that the tests run in",
     SECURE: "it needs a server with TLS: see test_tls_block_of_the_guide_works",
@@ -73,14 +73,14 @@ DELETED = "1763683205000-0"  # the id that docs/how-to/parse-payloads.md deletes
 
 
 class Guide:
-    """Follows a guide. `names` are the variables of its Python code, kept until the end."""
+    """Follows a guide like a reader. `names` keeps the variables of its Python code."""
 
     def __init__(self, shop: Shop, reader: Reader, home: Path) -> None:
         self.shop, self.reader, self.home = shop, reader, home
         self.names: dict[str, Any] = {"spark": shop.spark}
 
     def follow(self, page: Path) -> None:
-        """Follow a page. Fail where the result differs."""
+        """Follow a page, and fail if a result differs from the page."""
         for fence in fences(page):
             if first_line(fence) in LEFT_OUT:
                 continue
@@ -90,7 +90,7 @@ class Guide:
                 raise AssertionError(f"{page.name}:{fence.line}: {error}") from error
 
     def obey(self, fence: Fence) -> None:
-        """Execute one block."""
+        """Execute one block of a page."""
         text = self.reader.mine(fence.text)
         if fence.language == "toml":
             with (self.home / "streamq.toml").open("a") as file:
@@ -107,7 +107,7 @@ class Guide:
             self.reader.obey(fence)
 
     def _run(self, text: str) -> None:
-        """Run a piece of Python. Read each table, and let each query process all available data."""
+        """Run a piece of Python, read each table, and let each query process all available data."""
         before = dict(self.names)
         exec(text, self.names)
         for made in [each for name, each in self.names.items() if each is not before.get(name)]:
@@ -128,7 +128,7 @@ def first_line(fence: Fence) -> str:
 
 
 def places(home: Path, server: ProcessServer) -> dict[str, str]:
-    """Return the replacements for the folders and servers of the pages."""
+    """Return the replacements for the folders and servers that the pages name."""
     return {
         "redis://localhost:6379/0": server.url,
         "redis-cli": f"redis-cli -s {server.socket_path}",
@@ -140,12 +140,12 @@ def places(home: Path, server: ProcessServer) -> dict[str, str]:
 
 
 def line(status: int) -> str:
-    """Return a line of a web server log."""
+    """Return a line of a web server's log."""
     return f'10.0.0.7 - - [20/Nov/2025:10:00:00 +0000] "GET / HTTP/1.1" {status} 17'
 
 
 def fill(shop: Shop) -> None:
-    """Fill `access` and `orders` with messages of two days and with dead letters."""
+    """Fill `access` and `orders` with messages and dead letters of two days."""
     shop.topic("access", 4)
     for number in range(15):
         at = AT + number * 5 * MINUTE if number < 8 else AT + HOUR + number
@@ -190,7 +190,7 @@ def fill(shop: Shop) -> None:
 
 @contextmanager
 def visitors(shop: Shop) -> Iterator[None]:
-    """Send messages while a query waits for new ones."""
+    """Send messages while a query is waiting for new ones."""
     gone = threading.Event()
 
     def come() -> None:
@@ -209,14 +209,14 @@ def visitors(shop: Shop) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Path]:
-    """Create the folder of a `streamqd` whose commands share one Spark."""
+    """Create a folder with a program `streamqd` whose commands share one Spark."""
     with tempfile.TemporaryDirectory(prefix="sqe-") as folder, warm(Path(folder)):
         yield Path(folder)
 
 
 @pytest.fixture
 def guide(shop: Shop, process_server: ProcessServer, state_dir: Path) -> Iterator[Guide]:
-    """A reader who starts a guide, in a project with filled topics."""
+    """A reader at the start of a guide, in a project whose topics are filled."""
     fill(shop)
     (state_dir / "data").mkdir()
     (state_dir / "streamq.toml").write_text(f'[redis]\nurl = "{process_server.url}"\n')
@@ -226,7 +226,7 @@ def guide(shop: Shop, process_server: ProcessServer, state_dir: Path) -> Iterato
 
 @pytest.fixture
 def typing(guide: Guide, program: Path) -> Guide:
-    """The same, with a terminal whose commands share one Spark."""
+    """The same reader, with a terminal whose commands share one Spark."""
     guide.reader.env |= {"PATH": f"{program}:{guide.reader.env['PATH']}"}
     return guide
 
@@ -267,7 +267,7 @@ def test_archive_guide_works_as_shown(typing: Guide) -> None:
     pytest.importorskip("duckdb")
     pytest.importorskip("polars")
 
-    for page in (ARCHIVE, PARSE, QUERY, REPLAY):  # each uses the archive of the previous ones
+    for page in (ARCHIVE, PARSE, QUERY, REPLAY):  # each page uses the archive of the previous ones
         typing.follow(page)
 
     deleted = [
@@ -284,7 +284,7 @@ def test_archive_guide_works_as_shown(typing: Guide) -> None:
 
 
 def test_encoding_guide_works_as_shown(guide: Guide) -> None:
-    """A payload that cannot be decoded gets a reason, and its neighbors get their fields."""
+    """A payload that cannot be decoded gets a reason, and the payloads next to it get fields."""
     for package in ("fastavro", "google"):
         skip_without(package)
     avro, protobuf = encoders(guide.home / "data")
@@ -311,7 +311,7 @@ def test_encoding_guide_works_as_shown(guide: Guide) -> None:
 
 
 def encoders(folder: Path) -> tuple[Callable[..., bytes], Callable[..., bytes]]:
-    """Write the schemas of the guide to a folder. Return an encoder for each."""
+    """Write the guide's schemas to a folder, and return an encoder for each."""
     import fastavro
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -399,7 +399,10 @@ def test_every_code_block_is_run_or_skipped_with_a_reason() -> None:
 
 
 def test_only_the_tested_pages_have_spark_blocks() -> None:
-    """test_tutorial.py covers the tutorial and the README. The Chinese one has the same code."""
+    """Only pages that a test covers have blocks with Spark code.
+
+    test_tutorial.py covers the tutorial and the README. The Chinese README has the same code.
+    """
     typed = {READ, ARCHIVE, PARSE, DECODE, QUERY, REPLAY, REPORT, TUTORIALS["first-archive"]}
     typed |= {README, ROOT / "docs" / "README.zh-CN.md"}
     found = [

@@ -1,4 +1,4 @@
-"""The views over all topics, in the archive and in Redis: `messages` and `dead_letters`."""
+"""The views `messages` and `dead_letters` cover all topics, in the archive and in Redis."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def archive_history(settings: config.Settings, folder: Path | str, shop: Shop) -
 def test_views_have_each_row_once_archived_or_not(
     shop: Shop, settings: config.Settings, tmp_path: Path, steps: int
 ) -> None:
-    """No, half or all dead letters are archived. Archived ones are removed from Redis."""
+    """Each row appears once, whether none, half or all of the dead letters have been archived.
+
+    Archived dead letters are removed from Redis.
+    """
     shop.topic("access", 2)
     shop.topic("orders", 1)
     folder = tmp_path / "archive"
@@ -91,12 +94,12 @@ def test_views_have_each_row_once_archived_or_not(
 def test_queries_of_the_guide_return_the_documented_rows(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
-    """They find the P99 by hour, as computed from all runs, and the handler that failed most."""
+    """The guide's queries find the hourly P99 over all runs, and the handler that failed most."""
     shop.topic("access", 1)
     now = dt.datetime.now(dt.UTC).replace(minute=30, second=0, microsecond=0)
     start = now - dt.timedelta(hours=2)
     since = round(start.timestamp() * 1000)
-    fast, slow = 15, 25  # buckets of 34 ms and 34 s
+    fast, slow = 15, 25  # histogram buckets of 34 ms and 34 s
     for hour, slow_runs in ((0, 1), (1, 30)):
         for number in range(2):
             at = since + hour * HOUR + number * 60_000 + 100
@@ -132,14 +135,14 @@ def test_queries_of_the_guide_return_the_documented_rows(
 
 
 def statement(command: str) -> str:
-    """Return the SQL in a command of a page."""
+    """Return the SQL in a command on a page."""
     return command.partition('"')[2].rpartition('"')[0].replace("\\\n", "")
 
 
 def test_view_has_concurrently_archived_rows_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run archives them after the table is opened, and they leave Redis before it is read."""
+    """Rows that move into the archive after a view has opened the table appear once."""
     shop.topic("access", 1)
     folder = tmp_path / "archive"
     write_dead_letters(shop, "access", 0, f"{AT}-0")
@@ -192,7 +195,7 @@ def test_views_skip_unreadable_rows(
 def test_view_of_an_older_table_has_null_delays(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
-    """The table is of an older version, and no run of this one has written to it."""
+    """A table of an older version shows null delays until a run of this version writes to it."""
     shop.topic("access", 1)
     archive = Archive(tmp_path / "archive", create=True)
     archive.derived_table("default", HISTORY, first_minute_columns())

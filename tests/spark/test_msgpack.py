@@ -1,4 +1,4 @@
-"""Parsed tables of msgpack payloads: verdicts, reasons and values are those of the same JSON."""
+"""Payloads in msgpack get the same verdicts, reasons and values as the same payloads in JSON."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = ["case"]
 
 
 def both_encodings(payloads: Sequence[bytes | None]) -> list[tuple[bytes, bytes]]:
-    """Return each JSON payload's value as JSON and as msgpack. Payloads without one are omitted."""
+    """Return the value of each JSON payload in JSON and in msgpack, except invalid ones."""
     found = []
     for payload in payloads:
         if not payload or decode(payload)[1] is not None:
             continue
-        with suppress(OverflowError, RecursionError, ValueError):  # more than 64 bits
+        with suppress(OverflowError, RecursionError, ValueError):  # numbers of more than 64 bits
             value = json.loads(payload, parse_float=short)
             text = json.dumps(value).replace("e+", "e")  # the number as text, in a string column
             found.append((text.encode(), pack(value)))
@@ -47,7 +47,7 @@ def both_encodings(payloads: Sequence[bytes | None]) -> list[tuple[bytes, bytes]
 
 
 def short(number: str) -> float:
-    """Return a float, unless msgpack would have another value than the text."""
+    """Return a float, unless its value in msgpack would differ from the text."""
     if len(number) > 100 or Decimal(number) != Decimal(repr(float(number))):
         raise ValueError(number)
     return float(number)
@@ -56,7 +56,7 @@ def short(number: str) -> float:
 def verdicts(
     spark: SparkSession, schema: str, payloads: Sequence[bytes], codec: str
 ) -> list[tuple[str | None, Any]]:
-    """Return the reason of each payload, or its columns, as Spark converts them."""
+    """Return each payload's reason for not fitting, or its columns as Spark converts them."""
     kind = read_schema(schema)
     read = reader(codec, kind)
     rows = spark.createDataFrame(raw(payloads).to_pylist(), COLUMNS)

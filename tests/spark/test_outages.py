@@ -1,4 +1,4 @@
-"""A repeating archive, while Redis fails over and while Spark's JVM is killed."""
+"""A repeating archive survives a failover of Redis, and reports that Spark's JVM was killed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_run_retries_an_outage_and_reports_a_dead_jvm(
 def test_jvm_that_cannot_start_is_reported(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """Spark's own error is `JAVA_GATEWAY_EXITED … before sending its port number`."""
+    """A JVM that cannot start is reported without Spark's own error, `JAVA_GATEWAY_EXITED`."""
     need_spark()
     topics.create(store, "orders", config.Topic(partitions=1))
     link.execute("XADD", keys.stream("orders", 0), "*", "payload", b"x")

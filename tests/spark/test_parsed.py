@@ -1,4 +1,4 @@
-"""Parsed tables on a real Spark: each entry once in one of two tables, despite faults."""
+"""On a real Spark, each entry is in exactly one of two tables, even if faults occur."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ FITS = b'{"id": %d, "amount": "1.50", "at": "2025-11-20T10:00:00Z"}'
 
 
 class KilledError(Exception):
-    """Replaces SIGKILL where the process must survive."""
+    """Raised instead of SIGKILL where the process must survive."""
 
 
 class ParseCase:
-    """One topic of two partitions, and its archive."""
+    """A topic of two partitions, and its archive."""
 
     def __init__(self, shop: Shop, folder: Path) -> None:
         self.shop, self.folder = shop, folder
@@ -96,7 +96,7 @@ class ParseCase:
         codec: str = "json",
         **options: bool,
     ) -> tuple[int, int]:
-        """Parse archived entries again. Return the numbers of rows that fit, and of the others."""
+        """Parse archived entries again. Return how many rows fit, and how many do not."""
         pipelines = {"orders": Pipeline(schema or None, None, times, extra, codec)}
         settings = replace(self.settings, pipelines=pipelines)
         done = reparse(settings, self.folder, "orders", lambda: self.shop.spark, **options)
@@ -112,7 +112,7 @@ class ParseCase:
         return table is not None and sum(each.rows for each in table.files()) == rows
 
     def table(self, kind: TableKind = PARSED) -> Any:
-        """Open a table as an independent reader of Delta tables."""
+        """Open a table in the same way as an independent reader of Delta tables."""
         return deltalake.DeltaTable(str(Archive(self.folder).folder("orders", kind)))
 
     def rows(self, kind: TableKind = PARSED) -> list[dict[str, Any]]:
@@ -163,7 +163,7 @@ def test_parsed_rows_are_partitioned_by_the_event_date(case: ParseCase) -> None:
 
 
 def test_parsed_rows_are_partitioned_by_the_entry_date(case: ParseCase) -> None:
-    case.add(FITS % 1)  # 5 s after midnight, although the event was before
+    case.add(FITS % 1)  # 5 s after midnight, although the event happened before midnight
     case.run()
     assert [row["event_date"] for row in case.rows()] == [dt.date(2025, 11, 21)]
 
@@ -256,7 +256,7 @@ def test_nested_values_out_of_range_are_quarantined(case: ParseCase) -> None:
 
 
 def test_implausible_event_date_is_quarantined(case: ParseCase) -> None:
-    """Each date is a folder, and payloads must not create an unlimited number of folders."""
+    """Payloads cannot create folders without limit, although each date needs a folder."""
     case.add(b'{"at": "1969-12-31T23:59:59Z"}', b'{"at": "9999-01-01"}', b'{"at": "1970-01-01"}')
     case.run("at date NOT NULL", "at")
     assert [row["event_date"] for row in case.rows()] == [dt.date(1970, 1, 1)]
@@ -302,12 +302,12 @@ def test_added_column_rewrites_no_file(case: ParseCase) -> None:
     found = {row["id"]: (row["who"], row["items"]) for row in case.rows()}
     assert found == {1: (None, None), 2: ("bob", None)}
     case.add(b'{"id": 3, "who": "joe"}')
-    case.run("id long")  # a removed column stays, and is null
+    case.run("id long")  # a removed column stays in the table, and is null
     assert {row["id"]: row["who"] for row in case.rows()} == {1: None, 2: "bob", 3: None}
 
 
 def test_column_comments_and_name_case_are_respected(case: ParseCase) -> None:
-    """A warning names fields of another case, such as `"ID"` for `id`. Their column is null."""
+    """A field in another case, such as `"ID"` for `id`, causes a warning and a null column."""
     said: list[str] = []
     case.add(b'{"ID": 1, "amount": 2}')
     case.run("id long, amount int COMMENT 'in cents'", warn=said.append)
@@ -323,7 +323,7 @@ def test_column_comments_and_name_case_are_respected(case: ParseCase) -> None:
 
 
 def test_key_and_rescued_fields_are_optional_columns(case: ParseCase) -> None:
-    """The table contains the message key and the unknown fields."""
+    """The table contains the message key and the unknown fields only on request."""
     case.add(b'{"id": 1, "who": {"n": 1.50}}', b'{"id": 2}')
     case.add(b'{"id": 3, "tags": {"a": 1}, "more": 5}', b'{"id": "x", "more": 5}')
     case.run("id long, tags map<string,int>", extra=("entry_key", "_rescued"))
@@ -339,7 +339,7 @@ def test_key_and_rescued_fields_are_optional_columns(case: ParseCase) -> None:
 
 
 def test_headers_are_an_optional_column(case: ParseCase) -> None:
-    """The headers are those of converted, undecided and quarantined rows."""
+    """The optional column has the headers of converted, undecided and quarantined rows."""
     case.add(b'{"id": 1}')
     case.run("id long")
     payloads = (b'{"id": 2}', b'{"id": 3, "tags": {"a": 1}}', b'{"id": "4"}')
@@ -367,7 +367,7 @@ def test_quarantined_row_keeps_its_headers(case: ParseCase) -> None:
     case.run("at timestamp", extra=extra)
     assert case.reasons() == ["at is outside the years 1 to 9999"]
     case.add(b'{"at": "not"}')
-    case.run("at timestamp")  # without the column, the quarantine keeps its own
+    case.run("at timestamp")  # without the column in the schema, the quarantine keeps its own
     times = ("at milliseconds",)
     kept = case.reparse("at timestamp", times=times, extra=extra, quarantine_only=True)
     assert kept == (1, 1)
@@ -375,7 +375,7 @@ def test_quarantined_row_keeps_its_headers(case: ParseCase) -> None:
 
 
 def test_time_patterns_are_in_utc_in_every_session(case: ParseCase) -> None:
-    """The session's zone must not matter. Its summer time skips an hour."""
+    """Times are read in UTC, even if the session's own zone skips an hour in summer."""
     schema = "id int, at timestamp, day date, zoned date"
     times = ("at dd/MM/yyyy HH:mm", "day dd.MM.yyyy", "zoned yyyy-MM-dd HH:mm xxx")
     case.add(
@@ -477,7 +477,7 @@ def test_types_named_by_a_schema_error_are_accepted(shop: Shop) -> None:
 
 
 def test_invalid_schema_is_reported_before_the_first_batch(case: ParseCase) -> None:
-    """Archiving may take hours, and this topic has nothing to parse yet."""
+    """An invalid schema is reported before the archive runs, even if the topic is empty."""
     case.shop.topic("later", 1)
     case.add(b'{"id": 1}')
     pipelines = {"orders": Pipeline("id long"), "later": Pipeline("id lng")}
@@ -501,7 +501,10 @@ def test_invalid_schema_is_reported_before_the_first_batch(case: ParseCase) -> N
 def kill_around_commit(
     monkeypatch: pytest.MonkeyPatch, kind: TableKind, *, before: bool
 ) -> Callable[[], None]:
-    """Kill the run around its commit to a table of this kind. Return a function that stops this."""
+    """Kill the run just before or after its commit to a table of this kind.
+
+    Return a function that undoes this.
+    """
     done = ArchiveTable.append
 
     def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
@@ -538,7 +541,7 @@ def test_parsed_table_is_exact_after_a_kill_around_a_commit(
     case.add(FITS % 4, b"bad 4", partition=1)
     if again == "no schema meanwhile":
         case.run("")
-    # A row that changes sides must not be lost between the two tables.
+    # A row that moves from one table to the other must not be lost.
     case.run(SCHEMA + (", note int NOT NULL" if again == "another schema" else ""))
     entries = [row["entry_id"] for row in case.rows()]
     entries += [row["id"] for row in case.rows(QUARANTINE)]
@@ -555,11 +558,14 @@ def test_parsed_table_is_exact_after_a_kill_around_a_commit(
 def test_concurrent_parse_runs_write_each_row_once(
     case: ParseCase, monkeypatch: pytest.MonkeyPatch, kind: TableKind
 ) -> None:
-    """The lease is disabled. One run does all of its work just before the other commits."""
+    """Two parse runs write each row once, even if one works just before the other commits.
+
+    The lease is disabled in this test.
+    """
     case.add(FITS % 1, b"bad 1")
     case.run()
     case.add(FITS % 2, b"bad 2", FITS % 3)
-    case.run("")  # archives only
+    case.run("")  # this run only archives
     archive, done = Archive(case.folder), ArchiveTable.append
 
     def parse() -> parsed.Fitted:
@@ -584,7 +590,7 @@ def test_concurrent_parse_runs_write_each_row_once(
 
 
 def test_table_and_quarantine_of_two_states_are_refused(case: ParseCase) -> None:
-    """Without its quarantine, a table would silently lack the quarantined rows."""
+    """A table without a matching quarantine is refused, as it would silently lack rows."""
     archive = Archive(case.folder, create=True)
     case.add(FITS % 1, b"bad")
     case.run()
@@ -596,7 +602,7 @@ def test_table_and_quarantine_of_two_states_are_refused(case: ParseCase) -> None
     with pytest.raises(RequestRefusedError, match="are from different times; restore both"):
         case.run()
     case.table().restore(0)
-    case.run()  # parses the rows that the restored versions lack again
+    case.run()  # this run parses the rows that the restored versions lack
     assert case.ids() == [1, 2, 3]
     assert sorted(row["value"] for row in case.rows(QUARANTINE)) == [b"bad", b"worse"]
 
@@ -623,7 +629,7 @@ def test_table_and_quarantine_of_two_states_are_refused(case: ParseCase) -> None
 def test_archive_without_a_schema_is_parsed_later(
     case: ParseCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is parsed date by date, even if compacted, and resumes after a kill between two dates."""
+    """The archive is parsed date by date, even if compacted, and resumes after a kill."""
     for number in range(1, 10):
         case.add(FITS % number, partition=number % 2)
         case._next += 40_000_000
@@ -695,7 +701,7 @@ def test_half_replaced_quarantine_is_completed(
 def test_kill_during_a_full_reparse_loses_no_row(
     case: ParseCase, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool
 ) -> None:
-    """The topic has two chunks. A run continues, or another reparse starts again."""
+    """A run continues after a kill between two chunks, or another reparse starts over."""
     monkeypatch.setattr(parsed, "CHUNK", 1)
     case.add(*(FITS % number for number in range(1, 7)), b"bad", b'{"id": "eight"}')
     case.run()
@@ -732,7 +738,7 @@ def test_reparse_accepts_columns_of_other_types(case: ParseCase) -> None:
 
 
 def test_unparsed_rows_of_a_compacted_file_replace_no_row(case: ParseCase) -> None:
-    """A file may contain entries on both sides of the parsed position."""
+    """A compacted file may contain entries on both sides of the parsed position."""
     case.add(FITS % 1, FITS % 2)
     case.run()
     case.add(FITS % 3)
@@ -756,7 +762,7 @@ def test_restored_raw_table_is_reported(case: ParseCase) -> None:
     case.run()
     table = deltalake.DeltaTable(str(Archive(case.folder).folder("orders")))
     table.restore(1)
-    case.run()  # the entry is archived again, but is already parsed
+    case.run()  # the entry is archived again, but it has been parsed already
     assert case.ids() == [1, 2]
     table.update_incremental()
     table.restore(1)
@@ -784,7 +790,7 @@ def test_deleted_rows_stay_deleted(case: ParseCase) -> None:
 
 @pytest.mark.slow
 def test_parsed_table_is_exact_after_sigkill(case: ParseCase, tmp_path: Path) -> None:
-    """A run commits to the raw table, the parsed table and the quarantine, missing rows first."""
+    """No row is lost or doubled by a SIGKILL. The next run commits missing rows first."""
     (tmp_path / "streamq.toml").write_text(
         f'[redis]\nurl = "{case.shop.server.url}"\n[pipelines.orders]\nschema = "{SCHEMA}"\n'
     )
@@ -802,7 +808,7 @@ def test_parsed_table_is_exact_after_sigkill(case: ParseCase, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_invalid_schema_is_reported_by_each_periodic_run(case: ParseCase, tmp_path: Path) -> None:
-    """Each run reports it and archives the entries, and Ctrl-C stops the command."""
+    """Each run reports the schema and archives entries until Ctrl-C stops the command."""
     file = tmp_path / "streamq.toml"
     file.write_text(
         f'[redis]\nurl = "{case.shop.server.url}"\n[pipelines.orders]\nschema = "id lng"\n'

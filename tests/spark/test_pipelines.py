@@ -1,4 +1,4 @@
-"""Compaction, replay, queries and jobs, on the shared session of the Spark tests."""
+"""Compaction, replay, queries and jobs, in the Spark session that the tests share."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_hot_and_cold_tiers_form_one_table(
 def test_entries_archived_and_trimmed_during_planning_are_read(
     shop: Shop, settings: config.Settings, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table is read first. If Redis has trimmed more since, the table has grown."""
+    """The table is read first, so that it has all entries that Redis trims later."""
     shop.fill("access", 0, 7, 9)
     facts = Catalog.facts
 
@@ -132,7 +132,7 @@ def test_entries_archived_and_trimmed_during_planning_are_read(
     assert Counter((row.partition, row.id) for row in frame.collect()) == Counter(
         [*((0, f"{n}-0") for n in range(1, 10)), (1, "1-0")]
     )
-    # Entries that are in no archive are a loss, or are skipped.
+    # Entries that are in no archive are reported as lost, or are skipped.
     shop.fill("access", 0, 10, 12)
     shop.link.execute("XTRIM", shop.keys.stream("access", 0), "MAXLEN", "=", 1)
     with pytest.raises(DataLossError, match="2 entries of access partition 0 after 9-0"):
@@ -164,7 +164,7 @@ def test_tier_options_ignore_case(
     given = {"archivePath": archive.root, "FAILONDATALOSS": " False"}
     left = read_topic(shop.spark, "access", url=shop.server.url, **given)
     assert left.count() == 8
-    # The address may be in the environment, as without an archive.
+    # The address may be in the environment, as it may be without an archive.
     monkeypatch.setenv("STREAMQ_URL", shop.server.url)
     begins = tables.starting_offsets({}, "access", archive.table("access"), fail=False)
     assert json.loads(begins)["access"].keys() == {"0", "1"}
@@ -173,7 +173,7 @@ def test_tier_options_ignore_case(
 def test_source_is_registered_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark warns of each further registration. Each table has its own source."""
+    """Each table has its own source, which is registered once: Spark warns of repetition."""
     from pyspark.sql.datasource import DataSourceRegistration
 
     register, made = DataSourceRegistration.register, list[str]()
@@ -262,7 +262,7 @@ def test_replay_error_of_a_failed_task_is_one_sentence(
 
 
 def test_replay_with_a_rate_is_evenly_paced(shop: Shop, settings: config.Settings) -> None:
-    """The test compares the server times of the messages. They may be late, but never early."""
+    """A rate spaces messages evenly by server time: they may be late, but never early."""
     shop.topic("access", 2)
     shop.topic("again", 1)
     shop.fill("access", 0, 1, 40)
@@ -274,7 +274,7 @@ def test_replay_with_a_rate_is_evenly_paced(shop: Shop, settings: config.Setting
     found = shop.link.execute("XRANGE", shop.keys.stream("again", 0), "-", "+")
     times = [int(each.partition(b"-")[0]) for each, _ in found]
     assert len(times) == 80
-    # In every window of half a second 25 are due, plus those that are late by up to 20 ms.
+    # In every window of half a second, 25 messages are due, plus those that are up to 20 ms late.
     assert max(sum(begin <= each < begin + 500 for each in times) for begin in times) <= 28
     assert replay(settings, shop.spark, "access", ReplayFilter(), target="again").sent == 80
 
@@ -309,7 +309,7 @@ def test_statement_without_a_spark_job_can_be_canceled(
     from pyspark.sql.datasource import DataSource
 
     class SlowSource(DataSource):
-        """A source whose columns are known only after a write to a pipe, for which Python waits."""
+        """A source whose columns are known only after a write to a pipe, which Python waits for."""
 
         @classmethod
         def name(cls) -> str:
@@ -332,7 +332,7 @@ def test_statement_without_a_spark_job_can_be_canceled(
     prompt = Prompt(shop.spark, settings, None)
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # the handler of PySpark calls Java
+    )  # the signal handler of PySpark calls Java
     user = threading.Thread(target=interrupt)
     user.start()
     slow = f"CREATE TEMPORARY VIEW slow USING slow OPTIONS (folder '{tmp_path}')"
@@ -352,7 +352,7 @@ def test_statement_without_a_spark_job_can_be_canceled(
 def test_interrupt_during_the_exit_of_a_query_is_not_lost(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, a repeated query, as in `pipeline archive --every`, would never stop."""
+    """An interrupt during a query's exit stops a repeated query, as in `archive --every`."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 1)
 
@@ -363,7 +363,7 @@ def test_interrupt_during_the_exit_of_a_query_is_not_lost(
         os.kill(os.getpid(), signal.SIGINT)
 
     def look() -> None:
-        monkeypatch.setattr(queries, "_POLL", 60)  # the next check comes after the end
+        monkeypatch.setattr(queries, "_POLL", 60)  # so long that the next check comes after the end
         waiting.set()
 
     writer = shop.stream("access").writeStream.foreachBatch(interrupt).trigger(availableNow=True)
@@ -374,7 +374,7 @@ def test_interrupt_during_the_exit_of_a_query_is_not_lost(
 
 
 def test_show_tables_lists_every_topic(shop: Shop, settings: config.Settings) -> None:
-    """The list contains tables that were not used yet."""
+    """The list includes tables that have not been used yet."""
     shop.topic("access", 1)
     shop.topic("a.b", 1)
     found = Prompt(shop.spark, settings, None).ask("show tables")
@@ -471,7 +471,7 @@ def test_standing_query_shows_rows_and_changes(
     with pytest.raises(RequestRefusedError, match="the query reads no topic"):
         ask("SELECT 1")
 
-    with pytest.raises(BrokenPipeError):  # its reader is gone
+    with pytest.raises(BrokenPipeError):  # its reader has exited
         standing.run(shop.spark, settings, Standing(plain), _gone)
 
 

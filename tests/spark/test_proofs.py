@@ -1,4 +1,4 @@
-"""Verdicts without Spark equal those of the slow judge, and values those of Spark's conversion."""
+"""Verdicts that need no Spark equal those of the slow judge, and values those of Spark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLUMNS = "partition int, id string, timestamp timestamp, date date, key binary,
 
 
 def raw(payloads: Sequence[bytes | None]) -> pa.RecordBatch:
-    """Return rows of a raw table."""
+    """Return the payloads as rows of a raw table."""
     moment = dt.datetime(2025, 11, 20, tzinfo=dt.UTC)
     count = len(payloads)
     columns = {
@@ -60,7 +60,7 @@ def compare(
     times: Sequence[str] = (),
     codec: str = "json",
 ) -> list[bytes | None]:
-    """Compare verdict, reason, value and date of each payload. Return the undecided payloads."""
+    """Compare verdict, reason, value and date of each payload. Return the undecided ones."""
     kind, batch = read_schema(schema, times), raw(payloads)
     read = reader(codec, kind)
     found = Prover(kind, event_time, NOW_US, read)(batch)
@@ -141,7 +141,7 @@ def test_unit_times_have_the_verdict_of_the_exact_parser(spark: SparkSession) ->
 
 
 def test_values_at_spark_limits_are_left_to_spark(spark: SparkSession) -> None:
-    """Spark's reader rejects a payload for a value that is in no column."""
+    """A payload is left to Spark if Spark rejects it for a value that is in no column."""
     limits = [
         b'{"x": ' + b"9" * 1001 + b"}", b'{"x": 0.' + b"1" * 1001 + b"}",
         b'{"x": "' + b"9" * 1001 + b'"}', b'{"' + b"n" * 50_001 + b'": 1}',

@@ -1,4 +1,4 @@
-"""A script started with the Python of a virtual environment, with another Python on PATH."""
+"""A script runs in the Python of a virtual environment while another Python is on PATH."""
 
 from __future__ import annotations
 

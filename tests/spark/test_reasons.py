@@ -1,4 +1,4 @@
-"""The reasons of the single pass equal those of the slow judge, for all payload shapes."""
+"""The single pass gives the same reasons as the slow judge, for all shapes of payloads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def shapes(schema: str) -> list[bytes]:
-    """Return each value in each column, and in two columns at once."""
+    """Yield payloads that have each value in each column, and in two columns at once."""
     names = read_schema(schema).names
     found: list[dict[str, Any]] = [{name: value} for name in names for value in VALUES]
     chance = random.Random(7)
@@ -54,7 +54,7 @@ def shapes(schema: str) -> list[bytes]:
 
 
 def judge(spark: SparkSession, schema: str, event_time: str, payloads: list[Any]) -> list[Any]:
-    """Return payload and both reasons of each payload for which they differ."""
+    """Return each payload for which the two reasons differ, with both reasons."""
     kind = read_schema(schema)
     moment = dt.datetime(2025, 11, 20, tzinfo=dt.UTC)
     rows = spark.createDataFrame(

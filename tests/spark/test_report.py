@@ -1,4 +1,4 @@
-"""The report on a real log: its figures compared with counts without Spark."""
+"""The figures of a report on a real log equal counts that are made without Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ValueError: <b>no</b>
 
 
 class Sent(NamedTuple):
-    """The written messages, as the test counts them."""
+    """The messages that were written, as the test counts them."""
 
     partition: int
     ms: int
@@ -60,7 +60,7 @@ def settings(server: Server) -> config.Settings:
 
 
 def log(count: int) -> list[Sent]:
-    """Return the first lines of a real access log as messages, keyed by client."""
+    """Return the first lines of a real access log as messages, with the client as the key."""
     packed = resources.files("streamqd.examples") / "data" / "apache_access.log.gz"
     with packed.open("rb") as file, gzip.open(file) as lines:
         found = [line.rstrip(b"\n") for line in itertools.islice(lines, count)]
@@ -85,7 +85,7 @@ def write(shop: Shop, entries: list[Sent]) -> None:
 
 
 def write_other(shop: Shop) -> None:
-    """Write a topic with a failing group, one of partly broken JSON, and one without entries."""
+    """Write a topic with a failing group, one whose JSON is partly broken, and an empty one."""
     shop.topic("next", 1)
     shop.topic("empty", 2)
     stream = shop.keys.stream("next", 0)
@@ -99,7 +99,7 @@ def write_other(shop: Shop) -> None:
 
 
 def write_dead_letters(shop: Shop) -> list[dict[str, Any]]:
-    """Write dead letters of two hours: with and without fingerprint, retried and not."""
+    """Write dead letters of two hours, some of them retried, some without a fingerprint."""
     written = []
     for number in range(12):
         failed = BEGIN + number * 500_000
@@ -221,7 +221,7 @@ def check_fields(found: dict[str, Any]) -> None:
 def check_changes(
     shop: Shop, settings: config.Settings, asked: ReportScope, first: dict[str, Any], out: Path
 ) -> None:
-    """Check that the next report in the folder shows the changes."""
+    """Check that the next report in the same folder shows the changes."""
     letter = ("payload", "p", "group", "hits", "errorClass", "TypeError", "attempts", 1)
     shop.link.execute("XADD", shop.keys.dlq("access", 0), "*", *letter)
     shop.link.execute("XADD", shop.keys.stream("next", 0), "*", "payload", "p")
@@ -270,12 +270,12 @@ def test_report_reads_fields_like_the_parser(
 def test_report_includes_history_and_quarantine(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
-    """Half of the history is archived, half is in Redis only."""
+    """The report covers a history that is half in the archive and half only in Redis."""
     shop.topic("orders", 1)
     settings = replace(settings, pipelines={"orders": config.Pipeline("n int NOT NULL")})
     for body in ('{"n": 1}', '{"n": "x"}', "{}", "{"):
         shop.link.execute("XADD", shop.keys.stream("orders", 0), "*", "payload", body)
-    fast, slow = 15, 25  # buckets of run times
+    fast, slow = 15, 25  # histogram buckets of run times
     for half in range(2):
         for number in range(30):
             until = BEGIN - BEGIN % 60_000 + (30 * half + number) * 60_000 + 60_100
@@ -346,7 +346,7 @@ def test_invalid_report_is_rejected_before_spark_starts(
 def test_report_command_returns_its_exit_code(
     server: Server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without topics, there is a report, and Spark is not started."""
+    """Without topics, the command writes a report and does not start Spark."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", server.url)
     monkeypatch.chdir(tmp_path)
     command = ("pipeline", "report", "--out", "out")

@@ -1,4 +1,4 @@
-"""Tables of pipelines, queried by name; standing queries into tables, each row once."""
+"""Tables of pipelines are queried by name, and standing queries write each row once."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ QUERY = "SELECT id, string(value) AS line, key FROM topic_orders WHERE id_ms % 2
 
 
 class KilledError(Exception):
-    """Replaces SIGKILL where the process must survive."""
+    """Raised instead of SIGKILL where the process must survive."""
 
 
 class QueryCase:
-    """A topic of one partition, an archive, and standing queries into it."""
+    """A topic of one partition, its archive, and standing queries that write to the archive."""
 
     def __init__(self, shop: Shop, folder: Path) -> None:
         self.shop, self.folder = shop, folder
@@ -75,7 +75,7 @@ def test_stream_writes_each_row_once_into_a_table(
             case.into("even")
     case.shop.fill("orders", 0, 10, 12)
     case.into("even")
-    case.into("even")  # no new rows
+    case.into("even")  # there are no new rows
     expected = [(f"{each}-0", f"0:{each}-0") for each in (10, 12, 2, 4, 6, 8)]
     assert case.ask("SELECT id, line FROM table_even ORDER BY id") == expected
     table = deltalake.DeltaTable(str(case.archive.folder("even", RESULTS)))
@@ -116,7 +116,7 @@ def test_result_tables_are_listed_and_compacted(case: QueryCase) -> None:
     pipelines = {"orders": Pipeline("id long")}
     settings = replace(case.settings, pipelines=pipelines)
     for number in range(3):
-        case.shop.add("orders", 0, f"{number + 1}-0")  # not JSON
+        case.shop.add("orders", 0, f"{number + 1}-0")  # the payload is not JSON
         key = case.shop.keys.stream("orders", 0)
         case.shop.link.execute("XADD", key, f"{number + 1}-1", "payload", b'{"id": %d}' % number)
         archiver = Archiver(settings, case.archive.root, lambda: case.shop.spark, lambda _: None)
@@ -140,7 +140,7 @@ def test_result_tables_are_listed_and_compacted(case: QueryCase) -> None:
 
 
 def test_rows_with_nan_are_found_by_their_values(case: QueryCase) -> None:
-    """Bounds leave out NaN, which is larger than every number for Spark."""
+    """Rows with NaN are found, although bounds omit NaN, which Spark orders above all numbers."""
     case.shop.fill("orders", 0, 1, 4)
     value = "IF(id_ms = 2, double('NaN'), double(id_ms))"
     query = f"SELECT id, {value} AS v, named_struct('v', float({value})) AS s FROM topic_orders"

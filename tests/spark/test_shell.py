@@ -36,7 +36,7 @@ def test_shell_prompts_in_a_terminal(command: list[str], tmp_path: Path) -> None
         seen.wait_text("FOUND\n    5", PATIENCE)
         seen.type("select nothing from topic_orders;\n")
         seen.wait_text("Error: A column, variable, or function parameter with name", PATIENCE)
-        # Ctrl-C would discard what is typed before the prompt.
+        # Ctrl-C would discard text that is typed before the prompt appears.
         seen.wait_for(lambda: seen.shown.rstrip().endswith("streamqd>"), "a prompt", PATIENCE)
         seen.wait_for(lambda: not seen.echoes, "the prompt reads", PATIENCE)
         seen.type("select sum(a.id % 7) from range(1000000000000) a, range(10) b;\n")

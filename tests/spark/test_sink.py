@@ -1,4 +1,4 @@
-"""Writes to topics by a real Spark: plain, once per id, and once per batch."""
+"""A real Spark writes to topics: plainly, once per id, and once per batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rows_with_an_id_are_written_once(shop: Shop) -> None:
 
 
 def test_topic_is_copied_without_loss(shop: Shop) -> None:
-    """Keys, headers and unknown fields are copied. Other columns do not matter."""
+    """Keys, headers and unknown fields are copied, and other columns are ignored."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     headers = json.dumps({"a": "b"}, separators=(",", ":")).encode()
@@ -83,7 +83,7 @@ def test_invalid_sink_option_is_one_sentence(shop: Shop) -> None:
 
 
 def test_null_value_is_refused(shop: Shop) -> None:
-    """A null value is an empty message, and a null key is no key."""
+    """A null value is refused, because it would be an empty message. A null key means no key."""
     rows = shop.spark.sql("SELECT cast(NULL AS string) AS value, cast(NULL AS string) AS key")
     write(shop, rows, topic="out", partitions=1)
     [(_, fields)] = shop.link.execute("XRANGE", shop.keys.stream("out", 0), "-", "+")
@@ -92,7 +92,7 @@ def test_null_value_is_refused(shop: Shop) -> None:
 
 
 def test_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
-    """Spark refuses it for every sink in Python."""
+    """The output mode `update` is refused by Spark itself, for every sink in Python."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     rows = shop.stream("access").select("value")
@@ -102,21 +102,21 @@ def test_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
 
 
 def copy(shop: Shop, rows: DataFrame, checkpoint: Path, **options: object) -> None:
-    """Write a stream into the topic `out` until it has read all entries."""
+    """Write a stream into the topic `out` until the stream has read all entries."""
     writer = rows.writeStream.format("streamq").trigger(availableNow=True)
     writer = writer.options(**shop.write_options(topic="out", **options))
     run(writer.option("checkpointLocation", str(checkpoint)).start())
 
 
 def staged_streams(shop: Shop) -> list[bytes]:
-    """Return the non-empty streams of staged rows."""
+    """Return those streams of staged rows that are not empty."""
     keys: list[bytes] = shop.link.execute("KEYS", f"{shop.keys.control}:sink:{{out:*")
     return [key for key in keys if shop.link.execute("XLEN", key)]
 
 
 @pytest.mark.parametrize("source", ["topic", "files"])
 def test_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: str) -> None:
-    """The commit is interrupted, and the batch is repeated with another number of tasks."""
+    """Each row is written once if a commit is interrupted and a batch repeats with other tasks."""
     shop.topic("out", 2)
     expected = sorted(b"%d:%d-0" % (p, n) for p in range(2) for n in range(1, 801))
     lines = tmp_path / "lines"
@@ -153,7 +153,7 @@ def test_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: str)
 
 
 def test_failed_batch_writes_nothing(shop: Shop, tmp_path: Path) -> None:
-    """One row is too large, after others are staged."""
+    """A batch writes nothing if one row is too large, even after other rows were staged."""
     shop.topic("access", 2)
     shop.topic("out", 3)
     shop.fill("access", 0, 1, 300)
@@ -169,7 +169,7 @@ def test_failed_batch_writes_nothing(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_query_start_removes_rows_of_a_killed_driver(shop: Shop, tmp_path: Path) -> None:
-    """Tasks know their run, and the previous batch had another one."""
+    """A query that starts removes the staged rows of a killed driver, which had another run."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     shop.fill("access", 0, 1, 20)

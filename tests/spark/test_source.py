@@ -1,4 +1,4 @@
-"""Batch reads of topics by a real Spark."""
+"""A real Spark reads topics in batches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_source_returns_every_column(shop: Shop) -> None:
 
 
 def test_spark_finds_the_source_automatically(shop: Shop) -> None:
-    """No registration is needed, because Spark imports modules named `pyspark_…`."""
+    """Spark finds the source without a registration, because it imports modules `pyspark_…`."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 5)
     other = shop.spark.newSession()
@@ -119,7 +119,7 @@ def test_filters_are_pushed_down(shop: Shop) -> None:
     assert ids(few) == sorted(f"{p}:{n}-0" for p in (0, 2) for n in range(DAY + 90, DAY + 100))
     assert few.rdd.getNumPartitions() == 2
     assert seen.where("partition = 7").count() == 0
-    # Without the option, Spark must not refuse the reader because filters are disabled.
+    # Without the option, Spark must not refuse the reader for the reason that filters are disabled.
     shop.spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
         assert shop.read("access").where("partition = 1").count() == 100
@@ -173,7 +173,7 @@ def test_source_accepts_a_subset_schema(shop: Shop) -> None:
 
 
 def test_selected_columns_are_the_only_columns(shop: Shop, tmp_path: Path) -> None:
-    """Spark passes no columns to a source in Python, so an option names them."""
+    """An option names the columns, because Spark does not pass any to a source in Python."""
     shop.topic("access", 1)
     shop.add("access", 0, "1-0", "2-0", key=b"k", headers=b'{"a": "b"}', more=b"x")
     few = shop.read("access", columns="value, headers")

@@ -1,4 +1,4 @@
-"""SQL over topics: catalog tables, views, INSERT INTO, and no visible password."""
+"""SQL over topics: catalog tables, views and INSERT INTO work without a visible password."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(shop: Shop, name: str, **options: object) -> None:
 
 
 def error_line(shop: Shop, statement: str) -> str:
-    """Return the last line of the error of a failing statement."""
+    """Return the last line of the error that a statement raises."""
     with pytest.raises(PySparkException) as caught:
         shop.spark.sql(statement).collect()
     return str(caught.value).strip()
@@ -57,7 +57,7 @@ def test_sql_reads_and_writes_a_table(shop: Shop) -> None:
 
 
 def test_sql_copies_rows_between_tables(shop: Shop) -> None:
-    """All streamq tables have equal columns. Inserted rows must not be confused with the table."""
+    """Inserted rows go to the right table, although all streamq tables have the same columns."""
     shop.topic("here", 2)
     shop.topic("there", 2)
     shop.fill("here", 0, 1, 5)

@@ -32,7 +32,7 @@ def select_places(frame: DataFrame) -> DataFrame:
 
 
 def test_query_continues_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None:
-    """It continues across restarts and new partitions, in batches that are divided by backlog."""
+    """A query continues across restarts and new partitions, in batches divided by backlog."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 300)
     shop.fill("access", 1, 1, 100)
@@ -60,7 +60,7 @@ def test_query_continues_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None
 
 
 def test_trimming_during_a_stream_fails_the_query(shop: Shop, tmp_path: Path) -> None:
-    """Unread trimmed entries fail the query. With failOnDataLoss=false, it continues."""
+    """Unread trimmed entries fail the query. With failOnDataLoss=false, the query continues."""
     shop.topic("access", 1)
     assignment = Assignment("access", 0, "hits")
     stream = shop.keys.stream("access", 0)
@@ -85,7 +85,7 @@ def test_trimming_during_a_stream_fails_the_query(shop: Shop, tmp_path: Path) ->
     assert len(places(shop.take(strict, tmp_path))) == 300
     assert settle_and_trim() == 300
     shop.fill("access", 0, 301, 400)
-    # Only read entries are gone, which is no loss.
+    # Only entries that were read are gone, which is not a loss.
     assert places(shop.take(strict, tmp_path)) == sorted(expected_rows(0, 301, 400))
 
     shop.fill("access", 0, 401, 650)
@@ -100,7 +100,7 @@ def test_trimming_during_a_stream_fails_the_query(shop: Shop, tmp_path: Path) ->
 
 
 def test_running_query_reads_new_entries(shop: Shop, tmp_path: Path) -> None:
-    """The query starts with new entries, reads a new partition, and reports its lag."""
+    """A running query starts with new entries, reads a new partition, and reports its lag."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 10)
     seen: list[str] = []
@@ -135,7 +135,7 @@ def test_dead_letters_can_be_streamed(shop: Shop, tmp_path: Path) -> None:
     shop.link.pipeline([("XADD", dlq, f"{n}-0", "payload", "x", "reason", "dead") for n in (1, 2)])
     frame = shop.stream("access:dlq").select("id", "reason")
     assert shop.take(frame, tmp_path) == [[("1-0", "dead"), ("2-0", "dead")]]
-    # A replayed dead letter is no loss.
+    # A replayed dead letter is not a loss.
     shop.link.execute("XDEL", dlq, "1-0", "2-0")
     shop.link.execute("XADD", dlq, "3-0", "payload", "x", "reason", "attempts")
     assert shop.take(frame, tmp_path) == [[("3-0", "attempts")]]
@@ -167,7 +167,7 @@ def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Pat
 
 
 def test_query_publishes_its_position(shop: Shop, tmp_path: Path) -> None:
-    """The position is a group with a lag. On request, it retains entries that it has not read."""
+    """The position is a group with a lag. On request, the group retains entries that are unread."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 30)
     stream = shop.keys.stream("access", 0)
@@ -187,7 +187,7 @@ def test_query_publishes_its_position(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_query_reports_its_lag(shop: Shop, tmp_path: Path) -> None:
-    """The progress of each batch has the lag."""
+    """The progress of each batch contains the lag."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 30)
     shop.fill("access", 1, 1, 10)

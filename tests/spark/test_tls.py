@@ -1,4 +1,4 @@
-"""Topics over TLS with client certificates from Spark tasks, and secrets that must stay hidden."""
+"""Spark tasks use topics over TLS with client certificates, and the secrets stay hidden."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_server(certificates: Path) -> Iterator[ProcessServer]:
-    """Run a server that requires TLS, a certificate and a password."""
+    """Run a server that requires TLS, a client certificate and a password."""
     made = require(tls.start, certificates)
     yield made
     made.close()
@@ -95,7 +95,7 @@ def test_tasks_use_tls_and_reveal_no_secret(
     seen += "".join(
         path.read_text(errors="replace") for path in event_log.rglob("*") if path.is_file()
     )
-    # The searched files must have their expected content, or the search would prove nothing.
+    # The search proves something only if the files have their expected content.
     assert "BatchScan streamq" in seen
     assert "SparkListenerSQLExecutionStart" in seen
     assert offsets.COUNTS in seen

@@ -1,4 +1,4 @@
-"""The Spark steps of the README and of the tutorial about the archive work."""
+"""The Spark steps of the README and of the archive tutorial work."""
 
 from __future__ import annotations
 
