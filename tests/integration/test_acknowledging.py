@@ -42,13 +42,13 @@ def test_must_settle_first_depends_on_time_and_cost(
 
 
 def handle_batch(messages: list[Message]) -> None:
-    """A batch handler that does the same as `handle` of a life."""
+    """A batch handler that does the same as a life's `handle`."""
     for message in messages:
         lives.handle(message)
 
 
 async def handle_coroutine(message: Message) -> None:
-    """A coroutine like `handle` of a life."""
+    """A coroutine that does the same as a life's `handle`."""
     lives.handle(message)
 
 
@@ -60,7 +60,7 @@ async def handle_coroutine(message: Message) -> None:
 def test_long_run_is_acknowledged_during_the_next_run(
     link: Connection, keys: Keys, life: Life, settings: dict[str, Any]
 ):
-    """The next run may take hours, and its host may be lost during that time."""
+    """A long run is acknowledged early, as the next may take hours and its host may be lost."""
     harness = Harness(link, keys)
     harness.groups()
     harness.own("t1")
@@ -97,7 +97,10 @@ EACH: dict[str, Any] = {"ack": "each"}
 def test_lane_acknowledges_each_run_before_its_next(
     link: Connection, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
 ):
-    """This holds for quick runs too. A lost host therefore repeats only the runs of its lanes."""
+    """A lane acknowledges even a quick run before its next.
+
+    A lost host therefore repeats only the runs of its lanes.
+    """
     harness = Harness(link, keys)
     harness.groups()
     harness.own("t1")

@@ -1,4 +1,4 @@
-"""The users of etc/acl: each has exactly the permissions that its code needs."""
+"""Each user in etc/acl has exactly the permissions that its code needs."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ OPERATOR = (*DAEMON, "admin", "cli", "spark")
 PUBLISHING = ("message_append", "message_publish", "message_schedule")
 PLAIN = {"client|setname", "exec", "hget", "multi", "evalsha", "xadd", "asking", "cluster|slots"}
 PLAIN |= {"select"}  # needed for a URL with a database number
-# Permissions that no line of our code needs.
+# These permissions are granted, although no line of our code needs them.
 BESIDE = {
     "discard": "`streamqd check` tries rights in transactions that it discards",
 }
-# Login and server information need no permission.
+# Logging in and reading server information need no permission.
 FREE = {"auth", "hello"}
-# Used but not granted: CONFIG GET shows passwords too, and no rule can exclude them. The doctor
-# continues without it and reports the skipped checks.
+# This permission is used but not granted, because CONFIG GET shows passwords too, and no rule can
+# exclude them. Without it, the doctor continues and reports the checks that it skipped.
 DENIED = {"config|get"}
 CANCELLING = {"zrem", "hdel"}  # cancel a delayed send without a script
 
 
 @pytest.fixture
 def acl_users(link: Connection) -> Iterator[None]:
-    """The users, on the shared server."""
+    """The users, created on the shared server."""
     users.grant(link)
     yield
     users.revoke(link)
@@ -63,7 +63,7 @@ def acl_users(link: Connection) -> Iterator[None]:
 
 @pytest.fixture
 def server_commands(link: Connection) -> set[str]:
-    """Commands that the server knows. Not every upper-case word in the source is a command."""
+    """The commands that the server knows. Not every upper-case word in the source is a command."""
     return {str(each[0].decode()) for each in link.execute("COMMAND")}
 
 
@@ -105,7 +105,10 @@ def test_acl_files_for_redis_6_2_have_the_same_commands(name: str) -> None:
 
 
 def test_acl_users_cannot_change_the_server_or_flush_data() -> None:
-    """CONFIG GET shows `requirepass`, so no user may run it."""
+    """No user can change the server or flush data.
+
+    CONFIG GET shows `requirepass`, so no user may run it either.
+    """
     dangerous = re.compile(r"acl|config|debug|failover|flush|function|keys|module|replicaof")
     for name in users.NAMES:
         assert [each for each in users.read(name).commands if dangerous.match(each)] == []
@@ -147,7 +150,7 @@ WRITES = {
     *("xgroup|createconsumer", "xgroup|delconsumer", "xgroup|destroy", "xgroup|setid"),
     *("xreadgroup", "xtrim", "zadd", "zrem"),
 }
-# For writing, for loading scripts, and for deleting topics.
+# These commands are for writing, for loading scripts, and for deleting topics.
 NOT_FOR_VIEWING = WRITES | {
     *("discard", "exec", "multi", "scan", "script|exists", "script|load", "slowlog|get"),
     *("subscribe", "wait", "watch"),
@@ -155,7 +158,10 @@ NOT_FOR_VIEWING = WRITES | {
 
 
 def test_acl_viewer_has_the_reading_commands_of_the_operator(link: Connection) -> None:
-    """Scripts run with the permissions of their caller, so their writes are refused too."""
+    """The viewer may call the operator's reading commands.
+
+    Scripts run with the permissions of their caller, so their writes are refused.
+    """
     viewer = users.read("viewer").commands
     assert viewer == users.read("admin").commands - NOT_FOR_VIEWING
     for each in link.execute("COMMAND"):
@@ -177,8 +183,8 @@ def test_permission_check_passes_for_the_acl_users(
         link.close()
 
 
-# A user without the permission to name its connection still works. No code selects a database
-# or a cluster here.
+# A user still works without the permission to name its connection. No code here selects a database
+# or uses a cluster.
 UNCHECKED = {"client|setname", "select", "multi", "exec", "asking", "cluster|slots"}
 UNCHECKED |= BESIDE.keys()
 
@@ -224,7 +230,7 @@ def topic(store: Store) -> str:
 
 @pytest.fixture
 def sender(server: Server, acl_users: None) -> Iterator[Callable[..., Producer]]:
-    """Return a producer that logs in as one of the users."""
+    """Return a function that makes a producer, which logs in as one of the users."""
     made: list[Producer] = []
 
     def make(name: str, **options: Any) -> Producer:
@@ -286,7 +292,10 @@ def test_producer_waits_until_a_daemon_loads_the_scripts(
     new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
-    """Otherwise, each send after a restart of the server would fail for up to 10 s."""
+    """A producer waits until a daemon has loaded the scripts.
+
+    Otherwise, each send after a restart of the server would fail for up to 10 s.
+    """
     ScriptLoader(new_link()).run()
     producer = sender("producer", timeout=60.0)
     producer.send(topic, b"0")
@@ -313,7 +322,7 @@ def test_producer_waits_until_a_daemon_loads_the_scripts(
 def test_produce_works_with_the_producer_permissions(
     server: Server, acl_users: None, topic: str, tmp_path: Path
 ) -> None:
-    """The check for a mistyped topic needs no permission that a producer lacks."""
+    """`produce` needs no permission that a producer lacks, even to check for a mistyped topic."""
     file = tmp_path / "streamq.toml"
     redis = {"url": server.url, "username": users.read("producer").user}
     file.write_text(toml({"redis": redis}))
@@ -332,7 +341,7 @@ def test_max_backlog_needs_no_further_permissions(
     new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
-    """The script also reads the last entry if a group has a lag."""
+    """`max_backlog` needs no others, although it reads the last entry if a group has a lag."""
     ScriptLoader(new_link()).run()
     link.run(messages.ensure_group(keys, Assignment(topic, 0, "hits"), "0"))
     settings = config.Settings(redis=settings_of_user(server, users.read("producer-scripts").user))
@@ -350,7 +359,7 @@ DEDUP = "streaming:mq:dedup:{access:p:0}:one"
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 TOPIC_UNIT = Assignment("access", 0, "hits")
 
-# It may also trim and choose an id, because no rule can exclude options.
+# The user may also trim the stream and choose an ID, because no rule can exclude options.
 SENDING = (
     ("XADD", STREAM, "MAXLEN", 0, "*", "f", "v"),
     ("XADD", STREAM, "MINID", "9-9", "*", "f", "v"),
@@ -392,7 +401,7 @@ MAY = {
     "producer": SENDING,
     "producer-scripts": (
         *SENDING,
-        ("XRANGE", STREAM, "-", "+"),  # it can read the keys that it may write
+        ("XRANGE", STREAM, "-", "+"),  # it can read any key that it may write
         ("SET", DEDUP, "x"),
     ),
     "daemon": (
@@ -410,8 +419,8 @@ MAY = {
         *SENDING,
         ("DEL", STREAM),
         ("HSET", META, "partitionCount", 1),
-        ("SLOWLOG", "GET", 1),  # shows the arguments of all users' slow commands
-        ("SCAN", 0),  # names of all keys of the server
+        ("SLOWLOG", "GET", 1),  # it can see the arguments of all users' slow commands
+        ("SCAN", 0),  # it can list the names of all keys on the server
     ),
 }
 MAY_NOT = {
@@ -448,7 +457,10 @@ MAY_NOT = {
 def test_acl_users_are_limited_as_documented(
     server: Server, link: Connection, acl_users: None, topic: str, name: str
 ) -> None:
-    """Trying each command confirms each line of the lists in docs/SECURITY.md."""
+    """Each user is limited as docs/SECURITY.md says.
+
+    The test runs the command of every line in its lists.
+    """
     if not users.has_selectors(link) and name.startswith("producer"):
         pytest.skip("Redis 6.2 has no selectors, so its users may do more (see SECURITY.md)")
     other = connect(
@@ -464,7 +476,7 @@ def test_acl_users_are_limited_as_documented(
     other.close()
 
 
-# Commands that only read, with the exit code of a view that finds no problem.
+# Commands that only read. The number is the exit code of a view that finds no problem.
 SEEING = (
     *("status", "status access", "partitions access", "why access", "doctor", "pending access"),
     *("topic list", "topic describe access", "topic settings access", "group list access"),
@@ -483,7 +495,7 @@ CHANGING = (
 def test_acl_viewer_reads_everything_and_changes_nothing(
     server: Server, link: Connection, acl_users: None, topic: str, keys: Keys, tmp_path: Path
 ) -> None:
-    """Redis refuses each command that changes data."""
+    """The viewer can read everything, and Redis refuses each command that would change data."""
     harness = Harness(link, keys)
     harness.groups()
     harness.add("1-1", "payload", "x")
@@ -499,7 +511,7 @@ def test_acl_viewer_reads_everything_and_changes_nothing(
     before = data()
     for words in SEEING:
         run = CliRunner().invoke(cli, ["--config", str(file), *words.split()])
-        # `doctor` also checks for the permissions of a daemon, which a viewer lacks.
+        # `doctor` also checks that it has the permissions of a daemon, which a viewer lacks.
         assert words == "doctor" or "NOPERM" not in run.output, (words, run.output)
         assert run.exit_code in {0, 1, 8}, (words, run.exit_code, run.output)
     for words in CHANGING:
@@ -512,7 +524,7 @@ def test_acl_viewer_reads_everything_and_changes_nothing(
 def test_compose_server_accepts_only_its_password(
     new_server: Callable[..., ProcessServer], tmp_path: Path
 ) -> None:
-    """Only the password from the script opens the server of the example."""
+    """The example's server can be used only with the password that the script generates."""
     if os.geteuid() != 0:
         pytest.skip("the script gives the password to the user of the image, which takes root")
     shutil.copytree(users.FOLDER, tmp_path / "acl")

@@ -1,4 +1,4 @@
-"""The commands of operators, on a real server filled by the scripts of the daemon."""
+"""Operator commands work on a real server whose data was written by the daemon's scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.servers import Server
 
 
 def write_dead_letter(harness: Harness, entry_id: str, **context: str) -> str:
-    """Dead-letter a message and return the letter's name."""
+    """Dead-letter a message. Return the name of its dead letter."""
     harness.groups()
     if not harness.do("EXISTS", harness.lease):
         harness.own("t1")
@@ -114,7 +114,7 @@ def test_partitions_show_owner_lag_and_pending(store: Store, harness_at: Harness
         harness_at(number).groups()
     epoch = harness_at(0).own("t1", owner="west-1")
     harness_at(1).own("t2", owner="east-1")
-    harness_at(1).do("DEL", harness_at(1).lease)  # as if it had not been renewed
+    harness_at(1).do("DEL", harness_at(1).lease)  # as if the owner had not renewed its lease
     for number in (1, 2, 3):
         harness_at(0).add(f"{number}000-0")
     harness_at(0).fetch(1)
@@ -175,9 +175,9 @@ def test_unknown_lag_is_counted_exactly_or_omitted(
 
 
 def hide_lag(harness: Harness, stream: str) -> None:
-    """Move a group to the second entry so that the server cannot compute its lag."""
+    """Move a group to the second entry, so that the server cannot compute its lag."""
     harness.do("XGROUP", "SETID", stream, "hits", "2-0")
-    harness.do("XDEL", stream, "3-0")  # no client should do this
+    harness.do("XDEL", stream, "3-0")  # a gap that no client should cause
     [flat] = harness.do("XINFO", "GROUPS", stream)
     assert dict(zip(flat[::2], flat[1::2], strict=True)).get(b"lag") is None
 
@@ -186,10 +186,11 @@ def hide_lag(harness: Harness, stream: str) -> None:
 
 
 def read_pending_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]:
-    """Return every place in the pages, once.
+    """Return every place in the pages once.
 
-    An idle time is the difference of two clocks that tick between two requests. When sorted by it,
-    the last row of a page may be the first of the next page again.
+    An idle time is the difference of two clocks, which tick between two requests. If the rows are
+    sorted by it, the last row of a page may therefore appear again as the first row of the next
+    page.
     """
     places: list[str] = []
     cursor = ""
@@ -535,7 +536,7 @@ def heartbeat(link: Connection, keys: Keys, instance: str, **info: object) -> No
 
 
 def count_calls(link: Connection, command: str) -> int:
-    """Return how often the server has run a command."""
+    """Return how often the server has run a command so far."""
     found = re.search(
         f"cmdstat_{command}:calls=([0-9]+)", str(link.execute("INFO", "commandstats"))
     )
@@ -572,7 +573,7 @@ def test_status_summarizes_the_fleet(
         "assignments": assignments,
     }
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
-    # The last report of a silent instance does not show its present assignments.
+    # The last report of a silent instance is outdated, so its assignments are not shown.
     stale = {"instance": "east-1", "state": "working", "assignments": assignments}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     write_dead_letter(harness_at(2), "1-0")
@@ -619,15 +620,18 @@ def test_status_groups_one_problem_of_many_partitions(
             " same in partitions 1-39"
         )
     ]
-    # The members are read once. The rest measures each assignment, and each partition's delayed
-    # sends.
+    # The members are read once. All other commands measure each assignment and each partition's
+    # delayed sends.
     assert count_calls(link, "zrange") - before == 40 + 40 + 1
 
 
 def test_status_reports_the_doctors_instance_problems(
     link: Connection, store: Store, keys: Keys
 ) -> None:
-    """Both run the same checks. A note is not a problem for `status`."""
+    """`status` reports the doctor's problems of instances, because both run the same checks.
+
+    It does not count a note as a problem.
+    """
     heartbeat(link, keys, "quiet", started=1.0)
     heartbeat(link, keys, "cut-off", capacity=3, capacity_problem="no files left", started=1.0)
     heartbeat(link, keys, "asleep", started=1.0)

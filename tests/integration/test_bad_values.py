@@ -1,4 +1,4 @@
-"""One bad value in each field of each key: every command handles the rest, and doctor names it."""
+"""If one field of a key has a bad value, commands handle everything else, and doctor names it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ NOT_UTF8 = b"\xff\xfe"
 HUGE = "1" + "0" * 400
 NESTED = "[" * 100_000 + "]" * 100_000
 
-# Every reading command, with its allowed exit codes besides 0 in a healthy system.
+# Every reading command, with the exit codes that it may return if a value is bad. In a healthy
+# system, it may return 0 as well.
 COMMANDS = {
     "status": {0},
     "why access/0": {0, 1},
@@ -62,14 +63,15 @@ COMMANDS = {
     "doctor stream access": {0, 1},
     "trim access --max-length 1 --dry-run": {0},
 }
-# Commands about this topic print in one sentence why they cannot show it.
+# These commands are about this topic, so they may refuse. They print in one sentence why they
+# cannot show it.
 OF_THE_TOPIC = frozenset(verb for verb in COMMANDS if "access" in verb)
 PUBLISHED = ("status", "top --once")
 FLEET_VERBS = ("status", "why access/0", "top --once", "control list")
 
 
 class Bad(NamedTuple):
-    """A bad value: the command that plants it, doctor's finding, and the refusing commands."""
+    """A bad value, the command that plants it, the doctor's finding, and the refusing commands."""
 
     name: str
     command: tuple[object, ...]
@@ -94,7 +96,7 @@ BAD = [
     # the fence
     *(_hash(FENCE, "epoch", value, *_UNIT_VERBS) for value in ("abc", "1e308", "9" * 26, "")),
     *(_hash(FENCE, "since", value, *_UNIT_VERBS) for value in ("never", NOT_UTF8, "-1")),
-    # members, their beats and their summaries
+    # members, their heartbeats and their summaries
     *(
         Bad(f"members={score}", ("ZADD", MEMBERS, score, "two"), MEMBERS, "two", FLEET_VERBS)
         for score in ("inf", "-inf", "-5", "1.5")
@@ -201,7 +203,7 @@ BAD = [
 
 @pytest.fixture
 def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
-    """Return a fleet with a message in every state and a second, healthy topic."""
+    """A fleet that has messages in every state, and a second, healthy topic."""
     made = DoctorCase(tmp_path, server.url, link)
     made.settle_in()
     harness = made.harness
@@ -236,7 +238,10 @@ def test_commands_succeed_without_bad_values(
 def test_commands_survive_one_bad_value(
     doctor_case: DoctorCase, invoke: Callable[[str], Result], bad: Bad
 ) -> None:
-    """Commands that read the value name it, and `doctor` prints a fix."""
+    """Every command survives a bad value.
+
+    Commands that read the value name it, and `doctor` prints a fix.
+    """
     doctor_case.do(*bad.command)
     for verb, codes in COMMANDS.items():
         for form in ("", " --json"):
@@ -295,7 +300,7 @@ def test_commands_survive_one_bad_value(
 def test_commands_survive_a_key_of_another_type(
     doctor_case: DoctorCase, invoke: Callable[[str], Result], key: str
 ) -> None:
-    """Commands that need the key name it, and all others work."""
+    """Commands that need a key of the wrong type name it, and all others still work."""
     doctor_case.do("DEL", key)
     doctor_case.do("RPUSH", key, "x")
     problems = {}
@@ -328,7 +333,7 @@ def test_commands_survive_an_invalid_reply_about_one_partition(
     verb: str,
     reply: bytes,
 ) -> None:
-    """One invalid reply to a measurement must not fail the command for other partitions."""
+    """If the server returns an invalid reply about one partition, commands show the others."""
     script = scripts.get("assignment_measure")
     names = (script.sha.encode(), script.source)
     place = KEYS.stream(TOPIC, 1).encode()
@@ -350,7 +355,10 @@ def test_commands_survive_an_invalid_reply_about_one_partition(
 def test_commands_page_up_to_the_greatest_id(
     doctor_case: DoctorCase, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """The server refuses a range after the last id, which must not crash the command."""
+    """Commands page up to the greatest ID without a crash.
+
+    The server refuses a range that starts after it.
+    """
     monkeypatch.setattr(pending, "PAGE", 1)
     stream = KEYS.stream(*PLACE)
     doctor_case.do("XADD", stream, LAST, "payload", "x")

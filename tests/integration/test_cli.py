@@ -1,4 +1,4 @@
-"""The commands with a real server: their output, JSON and exit codes."""
+"""Commands run with a real server, with the right output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -256,9 +256,10 @@ def test_status_reports_a_missing_instance(run: Run, harness_at: HarnessAt) -> N
 def test_status_shows_exact_totals_for_each_group(
     run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    """`status` shows real states in a row for each group, for all topics or one.
+    """`status` shows the exact totals of all groups in a row per group, for all topics or one.
 
-    The column DLQ must not come from an instance's old count: it was 0 next to "3 dead letters".
+    The DLQ column must not show an old count of an instance. It once showed 0 next to "3 dead
+    letters".
     """
     told = []
     for group in ("agents", "hits"):
@@ -432,7 +433,7 @@ def test_produce_refuses_a_too_long_line(
 def test_produce_sends_a_file_as_one_message(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
-    """The payload has all bytes of a file (even if it looks like gzip) or of standard input."""
+    """The payload is all bytes of the file (even if it looks like gzip) or of standard input."""
     raw = b"\x1f\x8b\x00\r\n\xff\n\n"
     (tmp_path / "cat.png").write_bytes(raw)
     run("produce", "images", "--create", "--from", str(tmp_path / "cat.png"), "--format", "file")
@@ -447,7 +448,7 @@ def test_produce_sends_a_file_as_one_message(
 
 
 def test_produce_accepts_at_expires_and_dedup_id(run: Run, link: Connection, keys: Keys) -> None:
-    """`--at`, `--expires` and `--dedup-id` work as in `send`. Mistakes exit with code 2."""
+    """`--at`, `--expires` and `--dedup-id` work as in `send`, and mistakes exit with code 2."""
     again = ("produce", "images", "x", "--create", "--dedup-id", "x-1", "--expires", "1h")
     assert "1 message sent to images" in run(*again).stdout
     second = run(*again)
@@ -507,7 +508,7 @@ def test_produce_reports_counts_after_a_lost_connection(
     result = run("produce", "orders", "--from", "-", "--json", typed=text, code=4)
 
     sent = document(result)
-    # A chunk is one transaction, so it is written completely or not at all.
+    # A chunk is one transaction, so either all of it is written or none of it.
     assert (sent["sent"], sent["unknown"]) == (20, 10)
     assert "may or may not have been written" in sent["error"]
     assert "may or may not have been written" in result.stderr
@@ -525,7 +526,7 @@ def test_produce_of_ten_thousand_lines_uses_little_cpu(
     used = time.process_time() - before
 
     assert sum(link.execute("XLEN", keys.stream("orders", n)) for n in range(3)) == 10_000
-    # 0.1 s here. A round trip for each line would take a multiple of the bound.
+    # This takes 0.1 s here. One round trip per line would take several times as long as the bound.
     assert used < 0.5
 
 
@@ -730,7 +731,7 @@ def test_check_reports_problems_of_the_server(
 
 
 def test_status_counts_many_dead_letters(run: Run, harness_at: HarnessAt, link: Connection) -> None:
-    """The column DLQ shows a number, even for 31,744 dead letters."""
+    """The DLQ column shows a number even for 31,744 dead letters."""
     harness_at(0, "hits").groups()
     stream = harness_at(0, "hits").dlq
     letter = ("payload", "x", "group", "hits")
@@ -745,7 +746,7 @@ def test_status_counts_many_dead_letters(run: Run, harness_at: HarnessAt, link: 
 def test_refused_login_error_names_the_address_once(
     tmp_path: Path, server: Server, link: Connection, password: str | None
 ) -> None:
-    """The error contains the server's answer and the address once."""
+    """The error contains the server's answer, and names the address only once."""
     path = tmp_path / "refused.toml"
     path.write_text(f'[redis]\nurl = "{server.url}"\n')
     if password is not None:
@@ -783,7 +784,7 @@ def send_heartbeat(link: Connection, **info: object) -> None:
 def test_check_reports_another_run_of_the_instance(
     file: Path, link: Connection, info: dict[str, object], level: str
 ) -> None:
-    """`check` finds that another host uses the name of the instance."""
+    """`check` reports that a daemon on another host uses the name of this instance."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\n')
     send_heartbeat(link, **info)
@@ -804,7 +805,7 @@ def test_check_reports_another_run_of_the_instance(
 def test_check_accepts_the_name_of_its_own_daemon(
     file: Path, tmp_path: Path, link: Connection
 ) -> None:
-    """`check` does not report the daemon that holds the lock of this state directory."""
+    """`check` accepts its own daemon, which holds the lock of this state directory."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\nstate_dir = "var"\n')
     lock = startup.InstanceLock(file.parent / "var", "west-1")
@@ -817,7 +818,7 @@ def test_check_accepts_the_name_of_its_own_daemon(
 
 
 def test_check_names_every_key_of_a_wrong_type(file: Path, link: Connection, keys: Keys) -> None:
-    """`check` prints the name of each key instead of a script's error."""
+    """`check` names each key of a wrong type, instead of showing the error of a script."""
     wrong = [keys.members("default"), keys.info("default"), keys.meta("orders")]
     for key in wrong:
         link.execute("SET", key, "x")
@@ -850,7 +851,7 @@ def test_check_names_a_pipeline_without_a_topic(file: Path, store: Store) -> Non
 def test_check_names_missing_permissions_of_a_pipeline(
     tmp_path: Path, server: Server, link: Connection
 ) -> None:
-    """Without SMEMBERS the list of topics is unknown."""
+    """`check` names the missing permissions. Without SMEMBERS, the list of topics is unknown."""
     link.execute("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all", "-smembers")
     secret, path = tmp_path / "secret", tmp_path / "limited.toml"
     secret.write_text("secret")

@@ -1,4 +1,4 @@
-"""The connection to a whole cluster and the connection to the node of a key, on real nodes."""
+"""Connections to a whole cluster, and to the node of a single key, on real nodes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Open = Callable[..., Connection]
 
 @pytest.fixture(scope="module")
 def whole_cluster(binary: Path) -> Iterator[Cluster]:
-    """Start three masters without replicas."""
+    """A cluster of three masters without replicas."""
     with Cluster(binary, replicas=0, cluster_require_full_coverage="no") as made:
         yield made
 
 
 @pytest.fixture
 def cluster(whole_cluster: Cluster) -> Cluster:
-    """Return the cluster, empty and healthy."""
+    """The same cluster, empty and healthy at the start of each test."""
     whole_cluster.wait_ok()
     whole_cluster.flush()
     return whole_cluster
@@ -51,7 +51,7 @@ def cluster(whole_cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def open_link(cluster: Cluster) -> Iterator[Open]:
-    """Make links to the cluster: `open_link(key="a")`."""
+    """A function that makes links to the cluster: `open_link(key="a")`."""
     made: list[Connection] = []
 
     def make(*, key: str = "", timeout: float = 5.0, **settings: Any) -> Connection:
@@ -184,7 +184,7 @@ def test_cluster_finds_each_key_during_a_slot_migration(
             with pytest.raises(RedisUnavailableError) as caught:
                 made.run(
                     leases.renew(keys, Lease(assignment, "t" * 32), 60.0)
-                )  # one key on each node
+                )  # one key for each node
             assert not caught.value.sent
         source.migrate(target, lease)
         assert link.run(leases.renew(keys, Lease(assignment, "t" * 32), 60.0)).word == "OK", (
@@ -379,7 +379,10 @@ def test_dead_node_makes_only_its_outcomes_unknown(
 def test_spark_source_reads_each_partition_from_its_node(
     new_producer: Callable[..., Producer], cluster: Cluster
 ) -> None:
-    """The test runs the steps of a task without Spark. A slot moves between two reads."""
+    """Each partition is read from its node.
+
+    The test runs the steps of a task without Spark, and moves a slot between two reads.
+    """
     ids = new_producer().send_many("orders", [Outgoing("y", partition=n % 6) for n in range(120)])
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {})
     for _ in range(2):
@@ -403,7 +406,7 @@ def test_spark_source_reads_each_partition_from_its_node(
 
 
 def test_spark_source_opens_few_connections(cluster: Cluster) -> None:
-    """This holds for partitions of many slots, and after a change of the password."""
+    """The source opens few connections, even for many slots, and after the password has changed."""
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {}).connection
     for number in range(5 * streams.LINKS_MAX):
         assert streams.link_for(options, f"{{{number}}}").execute("GET", f"{{{number}}}") is None
@@ -414,7 +417,7 @@ def test_spark_source_opens_few_connections(cluster: Cluster) -> None:
         lists = [node.call("CLIENT", "LIST").decode() for node in cluster.nodes]
         return sum(each.count("name=streamqd:spark") for each in lists)
 
-    # A server lists a closed connection until it reads the end.
+    # A server lists a closed connection until it has read the end of the stream.
     wait_until(lambda: opened() <= streams.LINKS_MAX, what="the closed connections are gone")
     for each in streams._links.values():
         each.used_at -= 2 * streams.IDLE_MAX

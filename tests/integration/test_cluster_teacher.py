@@ -1,4 +1,4 @@
-"""The scripts of producers are loaded into every current master of a cluster."""
+"""The scripts of producers are loaded on every node that is currently a master of the cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAS = [scripts.get(name).sha for name in PRODUCER_SCRIPTS]
 
 @pytest.fixture
 def cluster(binary: Path) -> Iterator[Cluster]:
-    """Start three masters with a replica each, for one test, because the tests kill them."""
+    """A cluster of three masters with a replica each. Tests kill its nodes, so each has its own."""
     with Cluster(binary, cluster_require_full_coverage="no") as made:
         made.wait_ok()
         yield made
@@ -33,7 +33,7 @@ def cluster(binary: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def link(cluster: Cluster) -> Iterator[Connection]:
-    """Return the connection of a housekeeper that sends nothing else."""
+    """The connection of a housekeeper that sends nothing else."""
     made = connect(replace(config.Redis(), url=cluster.url), timeout=1.0, name="test:house")
     yield made
     made.close()
@@ -81,7 +81,7 @@ def test_scripts_are_loaded_into_a_promoted_replica(cluster: Cluster, link: Conn
     new.call("SCRIPT", "FLUSH")
 
     def taught() -> bool:
-        teacher.run()  # like every 10 s
+        teacher.run()  # the daemon does this every 10 s
         return has_scripts(new)
 
     wait_until(taught, what="the new master is taught, although nothing of ours is there")
@@ -90,7 +90,7 @@ def test_scripts_are_loaded_into_a_promoted_replica(cluster: Cluster, link: Conn
 def test_script_loaded_between_two_calls_repeats_no_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The calls of a chunk are not atomic on a cluster, so only unexecuted calls are repeated."""
+    """Only unexecuted calls are repeated, because a chunk's calls are not atomic on a cluster."""
     settings = config.Settings(redis=replace(config.Redis(), url=cluster.url))
     admin = connect(settings.redis, timeout=5.0, name="test:admin")
     topics.create(Store(admin, KEYS), "split", config.Topic(partitions=8))
@@ -99,7 +99,7 @@ def test_script_loaded_between_two_calls_repeats_no_message(
     whole = Connection.pipeline_each
 
     def with_a_daemon(self: Connection, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Load the scripts after the first call of each node has been answered."""
+        """Load the scripts once the first call to each node has been answered."""
         first = whole(self, commands[:1])
         ScriptLoader(admin).run()
         return [*first, *whole(self, commands[1:])]

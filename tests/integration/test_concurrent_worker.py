@@ -1,4 +1,4 @@
-"""A worker that handles several messages at once, on a real server that misbehaves."""
+"""A worker handles several messages at once, although its real server misbehaves."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_concurrent_runs_are_acknowledged_separately(harness: Harness, life: Lif
             first.set()
 
     def harness_pending() -> set[str]:
-        # A link belongs to one thread.
+        # Each link belongs to one thread.
         return {row[0].decode() for row in other.execute("XPENDING", *pending)}
 
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
@@ -96,7 +96,10 @@ def test_concurrent_runs_are_acknowledged_separately(harness: Harness, life: Lif
 def test_slow_failure_of_a_lane_is_settled_without_delay(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
 ):
-    """As in a worker with one lane, only the settlement of quick failures is delayed."""
+    """The settlement of a slow failure is not delayed, just as in a worker with one lane.
+
+    Only quick failures wait.
+    """
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 60 * 10**9)
     harness.add("1-0", "payload", "bad", "key", "a")
     harness.add("2-0", "payload", "good", "key", "b")
@@ -130,7 +133,7 @@ async def yield_to_others(_message: Message) -> None:
 
 @pytest.mark.parametrize("count", [600, 1024])
 def test_128_coroutines_settle_messages_with_counters(harness: Harness, life: Life, count: int):
-    """A worker survives when all acknowledgments clear counters at the same time."""
+    """128 coroutines settle their messages while all acknowledgments clear counters."""
     for number in range(1, count + 1):
         harness.add(f"{number}-0")
         harness.do("HSET", harness.attempts, f"m:{number}-0:f", "1")
@@ -152,7 +155,7 @@ def test_128_coroutines_settle_messages_with_counters(harness: Harness, life: Li
 def test_concurrent_worker_bounds_its_held_messages(
     harness: Harness, life: Life, slot: WorkerSlot, how: str, size: int, bounds: dict[str, int]
 ):
-    """A worker holds at most two reads and the running messages."""
+    """A worker holds no more than two reads in addition to the messages that are running."""
     for number in range(1, 61):
         harness.add(f"{number}-0", "payload", b"x" * size)
     if how == "inherited":
@@ -192,7 +195,8 @@ def test_running_messages_do_not_restart_after_a_reconnect(
         running.wait(5)
         before = worker.link.node.opened
         proxy.cut()
-        # It lists the pending entries while three still run, and continues with the others.
+        # The worker lists the pending entries while three are still running, and continues with the
+        # others.
         wait_until(lambda: worker.link.node.opened > before, what="a new connection")
         wait_until(lambda: runs.total() == 12, what="the others have run")
         again.set()
@@ -258,7 +262,7 @@ def test_concurrent_worker_runs_suspects_alone(harness: Harness, life: Life, slo
 def test_suspect_runs_as_soon_as_it_is_listed(
     harness: Harness, life: Life, slot: WorkerSlot, several: dict[str, Any]
 ):
-    """The takeover after a crash must not wait until all pending entries are listed."""
+    """The takeover after a crash does not wait until all pending entries are listed."""
     for number in range(1, 101):
         harness.add(f"{number}-0")
     harness.fetch(100)
@@ -344,7 +348,10 @@ def test_full_memory_parks_only_the_failed_message(harness: Harness, life: Life,
 def test_concurrent_worker_fetches_while_all_lanes_are_busy(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
-    """The first read has no sizes yet and fetches four. They wait until more arrive."""
+    """A worker fetches even if all lanes are busy.
+
+    Its first read has no sizes yet and fetches four entries, which wait until more arrive.
+    """
     for number in range(1, 9):
         harness.add(f"{number}-0")
     largest = life.settings.daemon.max_message_bytes
@@ -380,7 +387,10 @@ def test_held_messages_do_not_cause_a_reconnect(
     monkeypatch: pytest.MonkeyPatch,
     held: dict[str, Any],
 ):
-    """A held message may wait long. It is pending because the worker holds it."""
+    """A held message may wait for a long time.
+
+    It is pending because the worker holds it, so there is no reason to reconnect.
+    """
     monkeypatch.setattr(worker_module, "IDLE_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(turns, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
@@ -409,7 +419,7 @@ def test_held_messages_do_not_cause_a_reconnect(
 
 
 def trace() -> None:
-    """Trace a call."""
+    """Trace a call of the interpreter."""
     traced: list[CodeType] = []
     sys.settrace(lambda frame, _event, _argument: traced.append(frame.f_code))
     os.fspath(Path())
@@ -418,7 +428,7 @@ def trace() -> None:
 
 
 def test_interpreter_can_be_traced_during_threads(harness: Harness, life: Life, slot: WorkerSlot):
-    """Debuggers and coverage tools trace the interpreter."""
+    """The interpreter can be traced while threads run, as debuggers and coverage tools do."""
     for number in range(1, 5):
         harness.add(f"{number}-0")
     interrupted: list[str] = []
@@ -438,7 +448,7 @@ def test_interpreter_can_be_traced_during_threads(harness: Harness, life: Life, 
     worker = life.worker("t1", max_messages=4, timeout=1.0, **SEVERAL)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert interrupted == ["2-0"]
-    # If raising is impossible, the run is not interrupted.
+    # If the worker cannot raise an exception in the run, the run is not interrupted.
     tracing = get_context("fork").Process(target=trace)
     tracing.start()
     tracing.join(10)
@@ -447,7 +457,7 @@ def test_interpreter_can_be_traced_during_threads(harness: Harness, life: Life, 
 
 
 def test_slot_page_lists_each_concurrent_run(harness: Harness, life: Life, slot: WorkerSlot):
-    """This also holds if the free lanes of the page are in pieces around a slow run."""
+    """The slot page lists each concurrent run, even if a slow run splits the page's free lanes."""
     for number in range(1, 1301):
         harness.add(f"{number}-0")
     absent: list[str] = []
@@ -471,7 +481,10 @@ def test_slot_page_lists_each_concurrent_run(harness: Harness, life: Life, slot:
 def test_overdue_acknowledgments_are_sent_with_a_read(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every finished message counts as overdue here. Only start and stop call scripts."""
+    """Overdue acknowledgments travel with a read, so only the start and the stop call scripts.
+
+    In this test, every finished message counts as overdue.
+    """
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 301):
         harness.add(f"{number}-0")
@@ -486,7 +499,10 @@ def test_overdue_acknowledgments_are_sent_with_a_read(
 def test_held_key_runs_if_reads_send_acknowledgments(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
-    """The fetched entries take no lane from due messages, for any length of the stream."""
+    """Held messages that are due get their lanes, because fetched entries take none of them.
+
+    The length of the stream does not matter.
+    """
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 401):
         harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
@@ -539,7 +555,7 @@ _found: list[str] = []
 
 
 async def set_context(message: Message) -> None:
-    """Change the context before and after a wait."""
+    """Set a context variable before and after a wait."""
     _found.append(_mine.get())
     _mine.set(message.id)
     if int(message.id[:-2]) % 2:
@@ -557,7 +573,7 @@ def test_coroutines_do_not_share_context_variables(harness: Harness, life: Life)
 
 
 async def cancel_others(message: Message) -> None:
-    """A hostile handler: its first run cancels all others."""
+    """A hostile handler, whose first run cancels all others."""
     _begun.append(message.id)
     if len(_begun) == 1:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -575,5 +591,5 @@ def test_canceled_run_counts_as_failed(harness: Harness, life: Life, slot: Worke
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     print("begun:", _begun)
     assert (slot.counter("acked") + slot.counter("failed"), is_settled(harness)) == (4, True)
-    if len(_begun) == 1:  # Python 3.12 starts each task eagerly
+    if len(_begun) == 1:  # Python 3.12 starts each task immediately
         assert slot.counter("failed") == 3

@@ -1,4 +1,4 @@
-"""Coroutines of a worker: the event loop, the tasks, and the reads during runs."""
+"""A worker for coroutines has an event loop, tasks, and reads that overlap with runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def limit_tasks(message: Message) -> None:
 def failing_factory(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **named: Any
 ) -> asyncio.Task[Any]:
-    """A factory that raises twice, before and after it makes a task, and then removes itself."""
+    """A task factory that raises before and after it makes a task, and then removes itself."""
     if _refused:
         loop.set_task_factory(None)
         _refused.append(asyncio.Task(work, loop=loop, **named))
@@ -66,7 +66,7 @@ def test_failing_task_factory_fails_only_one_run(
         harness.add(f"{number}-0")
     _begun.clear()
     _refused.clear()
-    # The first read fetches one entry, so the factory is set before the next ones start.
+    # The first read fetches only one entry, so that the factory is set before the next ones start.
     largest = life.settings.daemon.max_message_bytes
     bounds = {"max_messages": 12, "prefetch_bytes": largest}
     worker = life.worker("t1", handler=f"{__name__}:limit_tasks", **bounds, **settings)
@@ -88,7 +88,7 @@ def measure_sleep(loop: EventLoop, seconds: float) -> float:
 
 
 def test_timers_have_sub_millisecond_precision(monkeypatch: pytest.MonkeyPatch):
-    """The rest of a wait below one millisecond uses a timer with a finer resolution."""
+    """If a wait has less than a millisecond left, the loop uses a timer with a finer resolution."""
     waits: list[float] = []
     select = PreciseSelector.select
 
@@ -104,12 +104,15 @@ def test_timers_have_sub_millisecond_precision(monkeypatch: pytest.MonkeyPatch):
     late = sorted(measure_sleep(loop, 0.0101) - 0.0101 for _ in range(20))
     loop.close()
     print(f"late by {late[10] * 1e3:.2f} ms in the middle")
-    # Rounded up, each would wait 0.9 ms too long.
+    # If waits were rounded up, each would take 0.9 ms too long.
     assert min(waits) < 0.0009
 
 
 def test_loop_with_1100_open_descriptors_waits_as_precisely():
-    """`select` fails for file descriptors above 1,023, and `epoll` rounds waits up to 1 ms."""
+    """A loop with 1,100 open descriptors waits as precisely.
+
+    `select` would fail for descriptors above 1,023, and `epoll` rounds waits up to 1 ms.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
@@ -126,11 +129,11 @@ def test_loop_with_1100_open_descriptors_waits_as_precisely():
 
 
 class OwnLoop(asyncio.SelectorEventLoop):
-    """A loop that the handler's module makes."""
+    """A loop of a class that the handler's module chooses."""
 
 
 def test_event_loop_of_the_handler_module_is_used(monkeypatch: pytest.MonkeyPatch):
-    """No policy of asyncio is needed, because Python 3.16 removes policies."""
+    """The loop is used without a policy of asyncio, because Python 3.16 removes policies."""
     monkeypatch.setattr(asyncio, "new_event_loop", OwnLoop)
     loop = new_loop()
     loop.close()
@@ -160,7 +163,7 @@ def test_next_read_is_sent_before_held_messages_start(
     settings: dict[str, Any],
     ahead: bool,
 ):
-    """Held messages run while Redis answers, unless its answer is required before any run."""
+    """Held messages run while Redis prepares its answer, unless a run must wait for that answer."""
     for number in range(1, 201):
         harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     events: list[str] = []
@@ -199,7 +202,7 @@ _slots: list[WorkerSlot] = []
 
 
 async def fail_first(message: Message) -> None:
-    """A handler that fails once, and checks much later if the failure was settled."""
+    """A handler that fails once. A much later run checks if the failure has been settled."""
     if message.id == "1-0":
         raise ValueError
     if message.id == "150-0":
@@ -209,8 +212,8 @@ async def fail_first(message: Message) -> None:
 def test_coroutine_failure_is_settled_before_the_next_read(
     harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
-    """This holds even if each read fetches so few that lanes are free and a read is always due."""
-    # A fast machine finishes before a failure has waited long enough next to successes.
+    """A failure is settled even if each read fetches so few that another read is always due."""
+    # A fast machine finishes before a failure has waited long enough among successes.
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 201):
         harness.add(f"{number}-0")

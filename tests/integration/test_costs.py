@@ -1,8 +1,7 @@
 """The cost of messages for Redis, in counts that do not depend on the machine.
 
-Every figure is in docs/internals/counted-costs.md, with its arithmetic next to it. Timers that
-would send earlier on a slow machine are disabled, so the counts depend only on the number of
-messages.
+Every figure is in docs/internals/counted-costs.md, next to its arithmetic. Timers that would send
+earlier on a slow machine are disabled, so that the counts depend only on the number of messages.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, RECOVERED, H
 from tests.support.life import Life, Work
 from tests.support.servers import Server
 
-CHUNK = 512  # messages of one transaction of a producer
+CHUNK = 512  # messages in one transaction of a producer
 
 pytestmark = pytest.mark.usefixtures("no_clock")
 
@@ -74,14 +73,15 @@ def test_backlog_costs_one_round_trip_per_full_batch(
 
     cost = handling.measure_full_batches(seed=seed)
     rounds = FULL // BATCH
-    # Acknowledge the last batch and read the next, fenced: MULTI XACK XREADGROUP EXEC WATCH HGET.
+    # One round trip acknowledges the last batch and reads the next one behind the fence: MULTI XACK
+    # XREADGROUP EXEC WATCH HGET.
     each = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, rounds)), rounds)
     page.check_cost("Messages of a backlog", cost, assignments=FULL / 1000, per="1,000 messages")
 
     first = handling(FIRST, seed=seed)
-    # At the start, the connection logs in and gets its name, the clock is read, pending entries are
-    # recovered and the fence is watched. At the end, two scripts acknowledge the last read.
+    # At the start, the connection logs in and gets its name, the worker reads the clock, recovers
+    # pending entries and watches the fence. At the end, two scripts acknowledge the last read.
     assert first.trips == 4 + len(READS) + BATCH // PAGE
     assert first.scripts == 1 + BATCH // PAGE
     page.check_cost("A worker's first 1,020 messages", first, per="worker")
@@ -109,7 +109,7 @@ def test_handling_cost_is_independent_of_stored_data(
 
 def test_recovery_costs_one_call_per_page(handling: Handling, harness: Harness, page: Page) -> None:
     cost = handling.measure_full_batches(seed=lambda count: seed_pending(harness, count))
-    # A page is listed by one script and acknowledged by another.
+    # One script lists a page, and another one acknowledges it.
     pages = FULL // RECOVERED
     assert (cost.trips, cost.scripts) == (2 * pages, 2 * pages)
     page.check_cost(
@@ -125,19 +125,19 @@ def test_verdicts_of_a_batch_are_settled_together(
     handling: Handling, harness: Harness, page: Page, work: Work, what: str
 ) -> None:
     cost = handling.measure_full_batches(work, seed=lambda count: seed_backlog(harness, count))
-    # A batch is read in one round trip, and settled in another by scripts of 128 entries each.
+    # One round trip reads a batch, and another one settles it with scripts of 128 entries each.
     rounds = FULL // BATCH
     assert cost.trips == 2 * rounds
     assert cost.scripts == FULL // PAGE
     sent = cost.sent
     assert {sent[name] for name in ("multi", "xreadgroup", "exec", "watch")} == {rounds}
-    # Neighbors in the stream are found together.
+    # Entries that are neighbors in the stream are looked up together.
     assert {sent[name] for name in ("xpending", "xrange")} == {FULL // PAGE}
     page.check_cost(what, cost, assignments=FULL / 1000, per="1,000 messages")
 
 
 def test_failed_messages_are_looked_up_one_by_one(handling: Handling, harness: Harness) -> None:
-    """A failed message may be large, so the worker reads failed messages one by one."""
+    """A worker looks up failed messages one by one, because each of them may be large."""
     runs_so_far = 0
 
     def fail_every_other(_message: Message) -> None:
@@ -183,7 +183,7 @@ def test_message_allocations_are_reported(
 
     def look(_message: Message) -> None:
         if not held:
-            gc.collect()  # allocations of the start belong to no message
+            gc.collect()  # so that allocations of the start are not counted for a message
         held.append(sys.getallocatedblocks())
 
     handling(FIRST + FULL, look, lambda count: seed_backlog(harness, count))
@@ -202,9 +202,9 @@ def test_message_allocations_are_reported(
 
 @pytest.fixture
 def producer_as_user(server: Server, link: Connection, store: Store) -> config.Settings:
-    """Return a producer with given permissions, its server and a topic."""
+    """Return a producer that has only a producer's permissions, its server and a topic."""
     topics.create(store, "access", config.Topic(partitions=4))
-    ScriptLoader(link).run()  # may run scripts but not load them
+    ScriptLoader(link).run()  # producers may run scripts, but not load them
     return config.Settings(redis=users.settings_as(server.settings, "producer-scripts"))
 
 
@@ -230,7 +230,7 @@ def test_send_costs_one_round_trip(
                 changed = {"dedup_id": f"{number}"} if "dedup_id" in options else {}
                 producer.send("access", b"x", **{**options, **changed})
     assert (cost.trips, cost.scripts) == (100, 100)
-    if not options:  # the script reads the partition count and writes
+    if not options:  # the script reads the partition count and writes the message
         assert cost.sent == dict.fromkeys(("evalsha", "hget", "xadd"), 100)
     page.check_cost(what, cost, assignments=100, per="send")
 
@@ -279,7 +279,7 @@ def test_concurrent_async_sends_share_round_trips(
             opened.clear()
             reached.clear()
             with meter.measuring() as cost:
-                # While the first is held, all others arrive.
+                # All other messages arrive while the first write is held back.
                 sends = [asyncio.create_task(producer.send("access", b"x")) for _ in range(1025)]
                 while not reached.is_set() or producer._buffer._held < len(sends):
                     await asyncio.sleep(0)
@@ -288,6 +288,7 @@ def test_concurrent_async_sends_share_round_trips(
         return cost
 
     cost = asyncio.run(work())
-    # The first may go alone or with the messages that are there by then. The others fill chunks.
+    # The first chunk may contain only one message, or all that have arrived by then. The other
+    # messages fill whole chunks.
     assert cost.trips <= 1 + -(-1025 // CHUNK)
     assert cost.total <= 1025 + 4 * cost.trips

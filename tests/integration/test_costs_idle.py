@@ -1,4 +1,4 @@
-"""The cost of an instance for Redis besides its messages, in machine-independent counts.
+"""What an instance costs Redis apart from its messages, in machine-independent counts.
 
 As in test_costs.py, every figure is in docs/internals/counted-costs.md.
 """
@@ -38,11 +38,11 @@ from tests.support.servers import Server
 
 ASSIGNMENTS = 32
 IDLE_MAX = 2.0  # commands per second and partition
-LATER = b"9000000000000-0"  # the id of no entry, so a worker that waits after it is healthy
+LATER = b"9000000000000-0"  # the ID of no entry, so that a worker that waits after it is healthy
 
 
 def settings(server: Server) -> Settings:
-    """Return settings of an instance that owns ASSIGNMENTS partitions and trims handled entries."""
+    """Return the settings of an instance that owns ASSIGNMENTS partitions and trims entries."""
     return Settings(
         redis=users.settings_as(server.settings, "daemon"),
         daemon=Daemon(instance="web-1"),
@@ -58,7 +58,7 @@ def settings(server: Server) -> Settings:
 
 @pytest.fixture
 def owned_assignments(link: Connection, keys: Keys) -> list[Assignment]:
-    """Return the assignments of an instance, with their groups."""
+    """Return the assignments that an instance owns. Their groups exist."""
     return create_groups(link, keys, ASSIGNMENTS)
 
 
@@ -84,7 +84,7 @@ def test_lease_renewals_cost_one_round_trip(
         ):
             tick()
         exchange.membership.heartbeat_at = float("inf")
-        for _ in range(2):  # the first turn loads the script into the server
+        for _ in range(2):  # the first turn also loads the script
             for each in holdings.values():
                 each.renew_at = 0.0
             with meter.measuring() as cost:
@@ -107,16 +107,17 @@ def test_lease_renewals_cost_one_round_trip(
         exchange.membership.heartbeat_at = 0.0
         with meter.measuring() as cost:
             tick()
-            tick()  # checks the assignments of other instances: none
+            tick()  # checks the assignments of other instances, of which there are none
         assert (cost.trips, cost.scripts) == (1, 1)
         page.check_cost("Heartbeat of an instance, every 2.4 to 3 s", cost, per="instance")
     finally:
         exchange.close()
 
 
-# The cost of each task of the housekeeper: scripts for each partition, and a maximum of round
-# trips for 32 partitions with one group each. A write has 16 reading scripts or commands, or 4
-# that remove. No message is delayed, so the promoters send nothing and use the measured figures.
+# The cost of each housekeeper task: the scripts per partition, and the maximum number of round
+# trips for 32 partitions with one group each. One write carries 16 reading scripts or commands, or
+# 4 that remove entries. No message is delayed, so the promoters send nothing and rely on the
+# measured figures.
 TASKS = {
     "probe": (0, 1),
     "listen": (0, 1),
@@ -131,7 +132,7 @@ TASKS = {
     "expire_dead_letters": (1, 8),
     "load_scripts": (0, 1),
     "reclaim": (0, 4),
-    "history": (0, 0),  # one XADD a minute
+    "history": (0, 0),  # apart from one XADD per minute
 }
 
 
@@ -142,7 +143,7 @@ def keeper(
     meter: Meter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Housekeeper]:
-    # On a busy machine, a turn may reach its time limit, and the next turn does the rest.
+    # A turn may reach its time limit on a busy machine, and would then leave work to the next turn.
     monkeypatch.setattr(batch, "TURN_SECONDS", 60.0)
     board = make_owned_board(owned_assignments)
     for slot in board.slots():
@@ -155,7 +156,7 @@ def keeper(
 
 
 def measure_turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
-    """Return the cost of each task after a first run."""
+    """Return the cost of a run of each task, after a first run that is not counted."""
     found = {}
     for task in keeper._tasks:
         task.run()
@@ -165,7 +166,7 @@ def measure_turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
 
 
 def count_dead_letters(keeper: Housekeeper) -> None:
-    """Measure until all dead letters are counted, each once, one page per turn."""
+    """Measure until each dead letter is counted once. Each turn counts one page."""
     [measure] = [task for task in keeper._tasks if task.name == "measure"]
     for _ in range(100):
         measure.run()
@@ -185,7 +186,7 @@ def test_housekeeper_turn_is_bounded(keeper: Housekeeper, meter: Meter, page: Pa
     sent = {name: cost.scripts or cost.total for name, cost in found.items()}
     every = {task.name: task.every for task in keeper._tasks}
     idle = sum(sent[name] / every[name] for name in sent) / ASSIGNMENTS
-    # Six commands of a long poll, two to compare the pending entries, and a renewal.
+    # A long poll takes six commands, comparing the pending entries takes two, and a renewal one.
     idle += 6 / BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
     idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
     assert idle <= IDLE_MAX
@@ -200,12 +201,12 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A shorter value causes needless requests to partitions with delayed messages. A longer value
-    # delays the messages.
+    # A shorter interval would cause needless requests to partitions with delayed messages. A longer
+    # one would delay the messages.
     assert 0.05 <= promoter.HINT_INTERVAL_SECONDS <= 1.0
     assert 0.5 <= promoter.POLL_SECONDS <= 5.0
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
-    # Each turn checks, as if it were due.
+    # Each turn checks as if a check were due.
     monkeypatch.setattr(promoter.Promoter, "turn", lambda self, targets: self.run(targets()))
     harness = Harness(link, keys)
     harness.own("t1")
@@ -219,12 +220,12 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     assert costs[0] == costs[1]
     for name, (scripts, trips) in TASKS.items():
         cost = costs[1][name]
-        if name.startswith("promote"):  # asks only partitions with such messages
+        if name.startswith("promote"):  # the promoters ask only partitions that have such messages
             assert (cost.scripts, cost.trips) == (1, 1), name
             page.check_cost(
                 f"Housekeeper: {name}", cost, per="partition with delayed sends or waiting retries"
             )
-        elif name == "measure":  # also counts new dead letters where there are some
+        elif name == "measure":  # also counts new dead letters in partitions that have some
             assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts + 1, trips + 1)
         else:
             assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts, trips), name

@@ -1,6 +1,7 @@
-"""The cost of other paths of a message for Redis: concurrency, batches, retries, replays.
+"""What other paths of a message cost Redis: concurrency, batches, retries and replays.
 
-As in test_costs.py, every figure is in docs/internals/counted-costs.md, and no timer counts.
+As in test_costs.py, every figure is in docs/internals/counted-costs.md, and no timer influences the
+counts.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ from tests.support.life import Life
 from tests.support.servers import Server
 
 LANES = 100
-CALL = 100  # messages per call of a handler
+CALL = 100  # messages in one call of a handler
 LETTERS = 5 * PAGE_MAX
-# Acknowledge the last batch and read the next, fenced.
+# One round trip acknowledges the last batch and reads the next one behind the fence.
 ROUND = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
 
 pytestmark = pytest.mark.usefixtures("no_clock")
 
 
 async def coroutine(_message: Message) -> None:
-    """A handler with many concurrent runs on a loop."""
+    """A handler whose concurrent runs share an event loop."""
 
 
 def thread(_message: Message) -> None:
-    """A handler with many concurrent runs in threads."""
+    """A handler whose concurrent runs have a thread each."""
 
 
 _calls: list[int] = []
@@ -80,7 +81,7 @@ def handling(harness: Harness, life: Life, meter: Meter) -> Handling:
 
 @pytest.fixture
 def counting_link(server: Server, meter: Meter) -> Iterator[Connection]:
-    """A connection that counts."""
+    """A connection whose traffic the meter counts."""
     assert meter, "sockets count from here on"
     link = connect(users.settings_as(server.settings, "admin"), timeout=10.0, name="test:ours")
     link.open()
@@ -95,13 +96,16 @@ def counting_link(server: Server, meter: Meter) -> Iterator[Connection]:
 def test_concurrent_messages_share_round_trips(
     handling: Handling, harness: Harness, page: Page, handler: str
 ) -> None:
-    """The order of finished runs depends on the machine, so the counts have an upper bound only.
+    """Concurrent messages share round trips.
 
-    The worker reads when fewer messages wait than it has lanes, with room for BATCH. A read thus
-    fetches more than BATCH - LANES, and carries the acknowledgments of finished runs.
+    The counts have only an upper bound, because the order in which runs finish depends on the
+    machine.
+
+    The worker reads when fewer messages wait than it has lanes, and then has room for BATCH. A read
+    thus fetches more than BATCH - LANES entries, and carries the acknowledgments of finished runs.
     """
     cost = Cost()
-    for count in (FIRST, FIRST + FULL):  # the first loads the scripts
+    for count in (FIRST, FIRST + FULL):  # the first one loads the scripts
         cost = handling(
             count,
             seed=lambda count: seed_backlog(harness, count),
@@ -110,8 +114,9 @@ def test_concurrent_messages_share_round_trips(
             order="none",
         )
     reads = -(-FULL // (BATCH - LANES + 1))
-    # The connections get their names, the clock is read, pending entries are recovered and the
-    # fence is watched. At the end, two reads find nothing and the rest is acknowledged.
+    # At the start, the connections get their names, the worker reads the clock, recovers pending
+    # entries and watches the fence. At the end, two reads find nothing, and all finished messages
+    # are acknowledged.
     left = -(-(BATCH + LANES) // PAGE)
     start = 4 + 2
     assert cost.trips <= start + 2 * len(READS) + reads + 2 + left
@@ -174,12 +179,13 @@ def test_blocked_failure_costs_a_note_and_a_counter_deletion(
             on_error="block",
             backoff=AT_ONCE,
         )
-        # The first run loads the scripts into the server. The last has one more full read.
+        # The first measurement also loads the scripts. The last one has one more full read.
         for count in (READS[0], FIRST - 2 * BATCH, FIRST - BATCH)
     ]
     cost = costs[2] - costs[1]
-    # Before a message waits, its failure is recorded and the previous one acknowledged, both by
-    # separate scripts, because the server has also counted the failure of the previous one.
+    # Before a message waits, one script records its failure and another acknowledges the previous
+    # message. They are separate, because the server has counted a failure of the previous message
+    # as well.
     assert (cost.trips, cost.scripts) == (1 + 2 * BATCH, 2 * BATCH)
     page.check_cost(
         "Messages that fail once, block", cost, assignments=BATCH / 1000, per="1,000 messages"
@@ -196,7 +202,7 @@ def test_failures_of_held_keys_are_settled_together(
     cost = handling.measure_full_batches(
         fail_once, seed=seed, runs=2, on_error="hold-key", backoff=AT_ONCE, prefetch_max=PAGE
     )
-    # A batch is read and its failures are recorded. After their second run, scripts acknowledge
+    # The worker reads a batch and records its failures. After their second run, scripts acknowledge
     # the messages, because the server has counted their failures.
     rounds = FULL // PAGE
     assert (cost.trips, cost.scripts) == (3 * rounds, 2 * rounds)
@@ -210,7 +216,10 @@ def test_failures_of_held_keys_are_settled_together(
 
 @pytest.fixture
 def view(counting_link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> MetricsView:
-    """Return a housekeeper's view: the clock of the server. Its turns stop when nothing is due."""
+    """Return a housekeeper's view that has the server's clock.
+
+    Its turns stop only when nothing is due.
+    """
     assert 0.05 <= batch.TURN_SECONDS <= 0.5, "others wait for as long as a turn takes"
     monkeypatch.setattr(batch, "TURN_SECONDS", 3600.0)
     found = MetricsView(instance="west-1", board=Scoreboard(1))
@@ -222,7 +231,7 @@ Place = tuple[str, int]
 
 
 def promote(promoter: Promoter[Assignment] | Promoter[Place], target: Assignment | Place) -> None:
-    """Promote until nothing is due."""
+    """Promote entries until none is due."""
     while promoter.run({target: 1}) == 0.0:  # type: ignore[dict-item]
         pass
 
@@ -230,7 +239,7 @@ def promote(promoter: Promoter[Assignment] | Promoter[Place], target: Assignment
 def test_due_retries_are_promoted_in_pages_and_read_again(
     handling: Handling, harness: Harness, counting_link: Connection, view: MetricsView, page: Page
 ) -> None:
-    due = -FULL / 1000 - 10  # each is due a millisecond after the one before
+    due = -FULL / 1000 - 10  # each entry is due one millisecond after the previous one
 
     def first() -> None:
         promote(retry_promoter(Store(counting_link, harness.keys), view), harness.assignment)
@@ -251,7 +260,7 @@ def test_due_sends_are_promoted_in_pages_despite_later_ones(
 ) -> None:
     costs = []
     for later in (FEW, MANY):
-        for _ in range(2):  # the first loads the script
+        for _ in range(2):  # the first one loads the script
             harness.do("FLUSHALL")
             seed_delayed(harness, FULL, ahead=-FULL / 1000 - 10)
             seed_delayed(harness, later)
@@ -272,7 +281,7 @@ def test_replay_costs_one_call_per_page(
     harness: Harness, counting_link: Connection, page: Page, meter: Meter
 ) -> None:
     costs = []
-    for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first loads the scripts
+    for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first one loads the scripts
         harness.do("FLUSHALL")
         topics.create(harness.store, harness.assignment.topic, config.Topic(partitions=1))
         harness.groups()
@@ -287,6 +296,6 @@ def test_replay_costs_one_call_per_page(
         assert done.replayed == count
         costs.append(cost)
     cost, more = costs[2] - costs[1], 4 * LETTERS
-    # A script lists a page. Another round trip replays it with one script per letter.
+    # One script lists a page, and another round trip replays it with one script per dead letter.
     assert (cost.trips, cost.scripts) == (2 * more // PAGE_MAX, more + more // PAGE_MAX)
     page.check_cost("Dead letters: replay", cost, assignments=more / 1000, per="1,000 dead letters")

@@ -1,4 +1,4 @@
-"""Dead letters that exceed the retention of their topic."""
+"""The housekeeper deletes dead letters that exceed the retention of their topic."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Replaying dead letters as a library: targets, remaining letters, and every interruption.
+"""The library function for replays covers targets, remaining dead letters, and every interruption.
 
-The letters are real ones, written by the scripts of the daemon.
+The dead letters are real ones, which the daemon's scripts wrote.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def proxied_link(proxy: FaultProxy) -> Iterator[Connection]:
 def write_dead_letters(
     harness: Harness, count: int, group: str = "hits", **fields: str
 ) -> list[str]:
-    """Write letters directly to the stream, at 1-0, 2-0 …, and return their names."""
+    """Write dead letters directly to the stream, at 1-0, 2-0 …, and return their names."""
     harness.groups()
     for number in range(1, count + 1):
         context = {"originalId": f"{number}-0", "group": group, **fields}
@@ -139,7 +139,7 @@ def test_replay_to_another_topic_routes_by_key_or_number(
         for number in range(2)
         for message in messages_in(harness_at(number, topic="other"), keys.stream("other", number))
     }
-    # CRC-32 of the key modulo two. Without a key, partition 2 goes to 2 modulo 2.
+    # The target is the CRC-32 of the key modulo two. Without a key, partition 2 goes to 2 modulo 2.
     assert found == {b"a": 1, b"b": 1, b"c": 1, None: 0}
     first = messages_in(harness_at(0, topic="other"), keys.stream("other", 0))[0]
     assert first.uid == f"{TOPIC}/2/1-0"
@@ -154,7 +154,7 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, harness_at: 
     topic, partition = message.origin
     assert (topic, partition) == (TOPIC, 0)
 
-    # It becomes a dead letter there, as a worker writes it, and is replayed there.
+    # The message is dead-lettered in the other topic, as by a worker, and is replayed from there.
     flat = [part for pair in message.fields.items() for part in pair]
     there.add("9-0", *flat, "group", "audit", "reason", "dead", stream=there.dlq)
     [row] = dead_letters.messages(store, "other").page().rows
@@ -193,7 +193,7 @@ def test_replay_refuses_a_partition_without_the_group(
 
     assert done.refused == {"its group no longer exists": 2}
     assert harness_at(0).do("EXISTS", keys.moving(TOPIC, 0), harness_at(1).retry) == 0
-    # They can still return to their own partition.
+    # They can still be replayed to their own partition.
     assert dead_letters.replay(store, TOPIC, MessageFilter()).replayed == 2
 
 
@@ -257,7 +257,8 @@ def test_replay_with_a_rate_is_evenly_paced() -> None:
     assert throttle.batch == 2
     waits = [throttle.take(2) for _ in range(4)]
 
-    # The third is half a second late. It is sent immediately, and the others keep the rate.
+    # The third message is half a second late. It is sent immediately, and the others keep to the
+    # rate.
     assert waits == pytest.approx([0.0, 0.1, 0.0, 0.05])
     assert ReplayPace(3.0).batch == 1
     assert ReplayPace(None).take(100) == 0.0
@@ -340,7 +341,7 @@ def test_filtered_list_continues_at_its_cursor(store: Store, harness_at: Harness
 
 
 def assert_all_moved(link: Connection, keys: Keys, harness_at: HarnessAt, count: int) -> None:
-    """Assert that each message is in the other topic once and that no letter is left."""
+    """Check that each message is in the other topic once, and that no dead letter remains."""
     found = [
         message.uid
         for number in range(2)
@@ -363,12 +364,12 @@ def test_interrupted_replay_is_finished_by_the_next_one(
     fault: Fault,
     nth: int,
 ) -> None:
-    # Three letters: scripts 1 to 3 mark them, 4 to 6 deliver them, 7 to 9 delete them.
+    # For three dead letters, scripts 1 to 3 mark them, 4 to 6 deliver them, and 7 to 9 delete them.
     write_dead_letters(harness_at(1), 1)
     target = Target(topic="other")
     dead_letters.replay(
         store, TOPIC, MessageFilter(), target=target
-    )  # loads the scripts into the server
+    )  # the server now has the scripts
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     write_dead_letters(harness_at(0), 3)
@@ -471,7 +472,8 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     for target in (Target(), Target(all_groups=True), Target(partition=1), Target("", 0, "other")):
         done = dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
         assert done.refused == {"its move to other/1 is not complete; repeat that replay first": 1}
-    # The marked target stays valid, even if its key or number would now choose another partition.
+    # A target that was marked stays valid, even if the key or partition number would now choose
+    # another partition.
     assert (
         dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other")).replayed
         == 1

@@ -33,7 +33,7 @@ def run_delayed(run: Run) -> Run:
 
 @pytest.fixture
 def send(server: Server, harness_at: HarnessAt) -> Callable[..., list[str]]:
-    """Send messages with a delay to the topic access and return their names."""
+    """A function that sends delayed messages to the topic access and returns their names."""
 
     def call(*items: Outgoing) -> list[str]:
         with Producer(server.url) as producer:
@@ -54,7 +54,7 @@ def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) 
 def test_delayed_list_is_sorted_by_due_time(
     run_delayed: Run, send: Callable[..., list[str]]
 ) -> None:
-    """`delayed list` pages through the sends of all partitions, with due time, size and key."""
+    """`delayed list` pages through the sends of all partitions and shows due time, size and key."""
     names = send(
         delayed_message("later", 3 * HOUR, partition=2),
         delayed_message("soon", 60, partition=1, key="k"),
@@ -84,7 +84,7 @@ def test_delayed_list_is_sorted_by_due_time(
 def test_delayed_list_pages_within_one_millisecond(
     run_delayed: Run, link: Connection, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    """Each of many sends that are due at the same instant is listed once."""
+    """If many sends are due in the same millisecond, each of them is listed once."""
     wanted = set()
     for partition in range(3):
         for number in range(5):
@@ -117,7 +117,7 @@ def test_delayed_list_pages_within_one_millisecond(
 def test_delayed_filters_select_matching_messages(
     run_delayed: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
 ) -> None:
-    """`delayed list` filters by partition, key and due time."""
+    """`delayed list` can be filtered by partition, key and due time."""
     names = send(
         delayed_message("a", 3 * HOUR, partition=2),
         delayed_message("b", 60, partition=1, key="k"),
@@ -146,7 +146,7 @@ def test_delayed_show_prints_the_whole_message(
 def test_due_time_counts_equal_a_direct_count(
     store: Store, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """Each bucket includes its end, and its cursor is its start."""
+    """Each bucket includes its end, and its start is the cursor of the page."""
     delays = (30.0, 60.0, 500.0, 601.0, 7_000.0, 90_000.0, 30 * 86_400.0)
     send(
         *(delayed_message("x", delay, partition=number % 3) for number, delay in enumerate(delays))
@@ -178,7 +178,7 @@ def test_due_time_counts_equal_a_direct_count(
 def test_delayed_cancel_reports_each_outcome(
     run_delayed: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """The exit code shows if a delayed send was canceled, already sent or unknown."""
+    """The exit code shows if a delayed send was canceled, was already sent, or is unknown."""
     keep, drop, sent = send(
         delayed_message("keep"), delayed_message("drop"), delayed_message("sent", 0)
     )
@@ -206,7 +206,10 @@ def test_delayed_cancel_reports_each_outcome(
 def test_producer_cancel_removes_a_delayed_send(
     server: Server, harness_at: HarnessAt, link: Connection, keys: Keys, run_delayed: Run
 ) -> None:
-    """The value from `send` cancels the send. After it was sent, cancel reports that."""
+    """A producer can cancel a send with the value that `send` returned.
+
+    If the message was already sent, cancel reports that.
+    """
     harness_at(0)
     with Producer(server.url) as producer:
         drop, sent = producer.send_many(
@@ -233,7 +236,7 @@ def test_producer_cancel_removes_a_delayed_send(
 def test_commands_accept_the_uid_of_a_delayed_send(
     server: Server, harness_at: HarnessAt, run: Run, run_delayed: Run
 ) -> None:
-    """`trace` and `delayed show`, `now` and `cancel` accept the value that `send` returned."""
+    """`trace` and `delayed show`, `now` and `cancel` accept the uid that `send` returned."""
     harness_at(0)
     with Producer(server.url) as producer:
         first = producer.send("access", "first", delay=HOUR, key="k")
@@ -250,7 +253,10 @@ def test_commands_accept_the_uid_of_a_delayed_send(
 def test_delayed_cancel_all_asks_for_confirmation(
     run_delayed: Run, send: Callable[..., list[str]], run: Run
 ) -> None:
-    """An irreversible command asks first, has a dry run, and is in the audit log."""
+    """The command asks first, because it is irreversible.
+
+    It has a dry run, and is in the audit log.
+    """
     send(*(delayed_message(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert run_delayed("cancel", "access", "--all", "--dry-run").stdout == (
         "200 delayed sends would be canceled\n"
@@ -268,7 +274,7 @@ def test_delayed_cancel_all_asks_for_confirmation(
 def test_delayed_now_sends_immediately(
     run_delayed: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """`delayed now` makes sends due, the promoter sends them, and their uids are then shown."""
+    """`delayed now` makes sends due. The promoter then sends them, and their uids are shown."""
     first, second, third = send(delayed_message("1"), delayed_message("2"), delayed_message("3"))
     assert run_delayed("now", "access", first).stdout == "1 delayed send due now\n"
     assert promote(link, keys) == 1
@@ -277,7 +283,7 @@ def test_delayed_now_sends_immediately(
         run_delayed("now", "access", "--all", "--dry-run").stdout
         == "2 delayed sends would be due now\n"
     )
-    # `--yes` is accepted.
+    # The command accepts `--yes`.
     assert document(run_delayed("now", "access", "--all", "--yes", "--json"))["due"] == 2
     wait_until(lambda: promote(link, keys) or link.execute("XLEN", keys.stream("access", 0)) == 3)
     assert run_delayed("list", "access").stdout == "no delayed sends in access\n"
@@ -293,7 +299,7 @@ def test_cancel_and_promoter_never_both_win(
     store: Store,
     keys: Keys,
 ) -> None:
-    """While a promoter works, each send is either canceled or sent, as the answer reports."""
+    """While a promoter works, each send is either canceled or sent, exactly as the answer says."""
     names = send(*(delayed_message(f"m{n}", 0) for n in range(600)))
     theirs = new_link(name="promoter")
     stop = threading.Event()
@@ -339,7 +345,7 @@ def test_cancel_and_promoter_never_both_win(
 def test_delayed_reports_invalid_arguments(
     run_delayed: Run, harness_at: HarnessAt, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    """Malformed arguments are wrong usage, and missing items are refused."""
+    """Malformed arguments are usage errors, and missing items are refused."""
     harness_at(0)
     assert said in run_delayed(*words, code=code).stderr
 
@@ -347,7 +353,7 @@ def test_delayed_reports_invalid_arguments(
 def test_delayed_list_isolates_an_unreadable_item(
     run_delayed: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
-    """An unreadable item is listed without a size and can be canceled."""
+    """An item that cannot be read is listed without a size, and can be canceled."""
     [name] = send(delayed_message("fine"))
     link.execute("ZADD", keys.delayed_sends("access", 0), 5, "bad")
     link.execute("HSET", keys.delayed_send_items("access", 0), "bad", b"\x92\xa1")
@@ -362,7 +368,7 @@ def test_delayed_list_isolates_an_unreadable_item(
 
 @given(raw=st.binary(max_size=40))
 def test_delayed_items_are_parsed_or_rejected(raw: bytes) -> None:
-    """Any item is parsed, or rejected with its key and field."""
+    """Any item is either parsed, or rejected with an error that names its key and field."""
     try:
         fields = scheduled.unpack_fields(raw, "items", "s")
     except InvalidValueError:

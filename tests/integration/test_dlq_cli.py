@@ -1,4 +1,4 @@
-"""`streamqd dlq` on a real server: its output and exit codes."""
+"""`streamqd dlq` on a real server prints the right output and exits with the right codes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_dlq_stats_shows_recent_dead_letters_by_cause(
     assert [each["count"] for each in told["causes"]] == [3, 1]
     assert document(dlq("stats", "access", "--json"))["looked_at"] == 5
     assert dlq("stats", "access", "--reason", "undecodable").stdout == ("nothing matches\n")
-    # The fingerprint and the example in the output lead to the letters.
+    # The fingerprint and the example in the output lead to the dead letters.
     mine = document(dlq("list", "access", "--fingerprint", first["fingerprint"], "--json"))
     assert len(mine["rows"]) == 3
     shown = dlq("show", "access", first["example"]).stdout
@@ -111,10 +111,10 @@ def test_dlq_replay_dry_run_shows_the_effects(
     few = dlq("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
     assert few.startswith("1 dead letter of access would be replayed to the original group\n")
     assert "limited by --limit" in few
-    # The receiving groups are counted for that letter too.
+    # The receiving groups are counted for that dead letter as well.
     assert any(line.split()[:3] == ["hits", "1", "1"] for line in few.splitlines())
     assert few.splitlines()[-1].endswith("--limit 1")
-    # The printed command does what the plan showed, without letters that came later.
+    # The printed command does what the plan shows, and leaves out dead letters that came later.
     write_dead_letter(harness_at(0), "5-0")
     words = lines[-1].removeprefix("to replay them, run: ").split()
     assert words[:6] == ["streamqd", "--config", str(file), "dlq", "replay", "access"]
@@ -373,7 +373,7 @@ def test_dlq_refuses_an_unknown_group(
     verb, *rest = words
     refused = dlq(verb, "access", "--group", "hist", *rest, code=8)
     assert refused.stderr == ("Error: no group hist reads topic access; did you mean hits?\n")
-    # Letters of a deleted group can still be listed and exported.
+    # The dead letters of a deleted group can still be listed and exported.
     harness_at(0).do(
         "XADD", harness_at(0).dlq, "*", "group", "gone", "reason", "dead", "originalId", "1-0"
     )
