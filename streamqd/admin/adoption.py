@@ -88,7 +88,7 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
         for assignment in assignments
         for kind in "mr"
     }
-    known_groups = backlog.positions(reader, list(streams))
+    known_groups = backlog.read_positions(reader, list(streams))
     for stream, (assignment, kind) in streams.items():
         if group in known_groups[stream]:
             _drain(store, assignment, kind)

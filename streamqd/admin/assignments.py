@@ -22,10 +22,14 @@ from streamqd.store.statistics import AssignmentFigures, Backlog
 COUNT_MAX = 1_000  # unread messages counted one by one if the server keeps no count
 RECENT_SECONDS = 300.0  # age up to which a failure counts as recent
 # Worker states in which the lease was released, but the instance still publishes the assignment.
-RESTING = ("broken", "failed")
+_RELEASED_STATES = ("broken", "failed")
 # An assignment, and the values of its row that an instance has published.
 Report = tuple[Assignment, dict[str, Any]]
-_VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.handlers.Undecodable")
+_VERDICT_CLASSES = (
+    "streamqd.handlers.Retry",
+    "streamqd.handlers.Dead",
+    "streamqd.handlers.Undecodable",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,7 @@ def dependency_failures(failures: Iterable[RecentFailure]) -> tuple[RecentFailur
 
     A verdict of a handler, such as `Dead` or `Retry`, cannot.
     """
-    return tuple(each for each in failures if each.error not in _VERDICTS)
+    return tuple(each for each in failures if each.error not in _VERDICT_CLASSES)
 
 
 def error_name(error: str) -> str:
@@ -192,17 +196,18 @@ def error_name(error: str) -> str:
 def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow]:
     """Return the assignments in an instance's summary, as if the instance owned them all."""
     return [
-        AssignmentRow(*assignment, **values) for assignment, values in reports_of(instance, summary)
+        AssignmentRow(*assignment, **values)
+        for assignment, values in parse_reports(instance, summary)
     ]
 
 
-def reports_of(instance: str, summary: dict[str, Any]) -> list[Report]:
+def parse_reports(instance: str, summary: dict[str, Any]) -> list[Report]:
     """Return each assignment in a summary with its published values.
 
     Callers can add more values before they build a row.
     """
-    tables = published.tables(summary.get("assignments"))
-    return [(_assignment_of(raw), _published_values(instance, raw)) for raw in tables]
+    tables = published.to_tables(summary.get("assignments"))
+    return [(_parse_assignment(raw), _published_values(instance, raw)) for raw in tables]
 
 
 _WHOLE = (
@@ -240,23 +245,23 @@ def _published_values(instance: str, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _assignment_of(raw: dict[str, Any]) -> Assignment:
+def _parse_assignment(raw: dict[str, Any]) -> Assignment:
     number = published.read_integer(raw.get("partition")) or 0
     return Assignment(str(raw.get("topic", "")), number, str(raw.get("group", "")))
 
 
-def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
+def parse_failures(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
     """Return the failures in an instance's summary."""
     return [
         RecentFailure(
             str(each.get("error", "")),
             published.read_integer(each.get("count")) or 0,
             published.read_number(each.get("seconds_ago")) or 0.0,
-            *_assignment_of(raw),
+            *_parse_assignment(raw),
             instance=instance,
         )
-        for raw in published.tables(summary.get("assignments"))
-        for each in published.tables(raw.get("failures"))
+        for raw in published.to_tables(summary.get("assignments"))
+        for each in published.to_tables(raw.get("failures"))
     ]
 
 
@@ -279,7 +284,9 @@ def measure_assignments(
     """
     known = {(values["owner"], assignment): values for assignment, values in reports}
     known |= {
-        ("", assignment): values for assignment, values in reports if values["worker"] in RESTING
+        ("", assignment): values
+        for assignment, values in reports
+        if values["worker"] in _RELEASED_STATES
     }
     views = lease_views(reader, assignments)
     calls = [statistics.measure_assignment(reader.keys, assignment) for assignment in assignments]
@@ -287,7 +294,7 @@ def measure_assignments(
     figures = {
         assignment: each
         for assignment, reply in zip(assignments, replies, strict=True)
-        if (each := backlog.assignment_figures(reader, assignment, reply)) is not None
+        if (each := backlog.parse_figures(reader, assignment, reply)) is not None
     }
     unread, uncounted = _count_unread(reader, figures, count_max)
     rows = []

@@ -17,19 +17,19 @@ COUNT_MAX = 200_000  # unread entries of one stream that are counted one by one
 PENDING_MAX = 10_000  # pending entries of one stream that are counted one by one
 
 
-def figures(
+def measure(
     reader: ViewReader, assignments: Sequence[Assignment]
 ) -> list[statistics.AssignmentFigures | None]:
     """Measure assignments. Return the figures of each, or None as `assignment_figures` does."""
     calls = [statistics.measure_assignment(reader.keys, assignment) for assignment in assignments]
     replies = reader.measure(calls)
     return [
-        assignment_figures(reader, assignment, reply)
+        parse_figures(reader, assignment, reply)
         for assignment, reply in zip(assignments, replies, strict=True)
     ]
 
 
-def assignment_figures(
+def parse_figures(
     reader: ViewReader, assignment: Assignment, reply: Reply | None
 ) -> statistics.AssignmentFigures | None:
     """Parse a reply to `statistics.measure_assignment`.
@@ -39,7 +39,7 @@ def assignment_figures(
     return reader.figures(statistics.assignment_figures, reply, reader.keys.retry(*assignment))
 
 
-def positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str, str]]:
+def read_positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the groups of each stream, with the ID that was last delivered to each group."""
     replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])
     return {
@@ -81,7 +81,9 @@ def count_between(
     return total, position == upto
 
 
-def other_clients(reader: ViewReader, assignments: Sequence[Assignment]) -> list[dict[str, int]]:
+def count_other_clients(
+    reader: ViewReader, assignments: Sequence[Assignment]
+) -> list[dict[str, int]]:
     """Return the pending entries of each assignment, counted by the other client that holds them.
 
     Entries with no consumer are counted under ''.
@@ -92,10 +94,10 @@ def other_clients(reader: ViewReader, assignments: Sequence[Assignment]) -> list
         for stream in (reader.keys.source(*assignment), reader.keys.retry_stream(*assignment))
     ]
     replies = reader.ask(asked)
-    return [held_by_others(replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    return [parse_other_clients(replies[at : at + 2]) for at in range(0, len(replies), 2)]
 
 
-def held_by_others(replies: Sequence[Any]) -> dict[str, int]:
+def parse_other_clients(replies: Sequence[Any]) -> dict[str, int]:
     """Return the result of `other_clients` for one assignment.
 
     `replies` contains the XPENDING summaries of its two streams.

@@ -73,7 +73,7 @@ def recovery(left: int | None, of: int | None, size: int | None) -> str:
     return f"{left or 0:,} of {of or 0:,} suspects left{this_round}"
 
 
-def gravity(word: str) -> int:
+def severity_rank(word: str) -> int:
     """Return the sort key of a condition. The most serious condition has the lowest one."""
     return _ORDER.index(word) if word in _ORDER else _ORDER.index("unknown")
 

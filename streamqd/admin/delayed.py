@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from streamqd.admin import due, topics
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList
-from streamqd.admin.reading import PAGE_MAX, ask, headers_of, read_backwards
+from streamqd.admin.reading import PAGE_MAX, ask, parse_headers, read_backwards
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.store import retries, scheduled
 from streamqd.store.retries import Delayed
 from streamqd.store.store import Store
 
-LOOK_BACK = 10_000  # newest entries of a partition that are searched for a sent message
+SEARCH_MAX = 10_000  # newest entries of a partition that are searched for a sent message
 _NAME = re.compile(r"([0-9]{1,9}):([!-~]{1,200})")
 _UID = re.compile(r"(?P<topic>[^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
@@ -54,7 +54,7 @@ class DelayedSend:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """A delayed send that was already sent, with the uid of its message."""
 
     id: str
@@ -72,7 +72,7 @@ class DelayedChanged:
     """
 
     changed: int
-    sent: list[Sent]
+    sent: list[SentMessage]
     unknown: list[str]
 
 
@@ -117,7 +117,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
         due_unix_ms=int(float(score)),
         sent_unix_ms=_number(fields.get(b"sentAt")),
         key=fields.get(b"key"),
-        headers=headers_of(fields),
+        headers=parse_headers(fields),
         payload=fields.get(b"payload", b""),
         other={
             field.decode("utf-8", "replace"): value.decode("utf-8", "replace")
@@ -182,10 +182,10 @@ def find_sent(store: Store, topic: str, names: Sequence[str], changed: int = 0) 
     for partition, ids in wanted.items():
         stream = store.keys.stream(topic, partition)
         entries = read_backwards(store, partition, stream, size=PAGE_MAX)
-        for entry in itertools.islice(entries, LOOK_BACK):
+        for entry in itertools.islice(entries, SEARCH_MAX):
             name = ids.pop(entry.fields.get(b"sendId", b""), "")
             if name:
-                sent.append(Sent(name, f"{topic}/{partition}/{entry.id}"))
+                sent.append(SentMessage(name, f"{topic}/{partition}/{entry.id}"))
             if not ids:
                 break
     unknown = [name for ids in wanted.values() for name in ids.values()]

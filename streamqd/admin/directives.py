@@ -67,7 +67,7 @@ class ControlView:
 
 
 @dataclass(frozen=True, slots=True)
-class Steered:
+class WrittenDirective:
     """The result of a command that writes or removes a directive.
 
     `directive` is the name of the directive. `at_unix_ms` is the time at which it was written, or
@@ -210,10 +210,10 @@ def _write_unless_dry(
     dry_run: bool,
     to: str = "",
     notes: Sequence[str] = (),
-) -> Steered:
+) -> WrittenDirective:
     """Write a directive, unless this is a dry run."""
     at = None if dry_run else write(fleet, name, why=why, to=to).at_unix_ms
-    return Steered(name, at, changed, dry_run, list(notes))
+    return WrittenDirective(name, at, changed, dry_run, list(notes))
 
 
 def _remove_directives(
@@ -223,10 +223,10 @@ def _remove_directives(
     *,
     dry_run: bool,
     notes: Sequence[str] = (),
-) -> Steered:
+) -> WrittenDirective:
     """Remove directives, unless this is a dry run."""
     at = None if dry_run else write(fleet, remove=remove).at_unix_ms
-    return Steered(name, at, True, dry_run, list(notes))
+    return WrittenDirective(name, at, True, dry_run, list(notes))
 
 
 # --- pauses ---------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
             )
 
 
-def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
+def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> WrittenDirective:
     """Stop fetching in a scope. Raises RequestRefusedError if the scope does not exist."""
     check_scope(fleet, scope)
     name = f"pause:{scope}"
@@ -260,7 +260,7 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Ste
     )
 
 
-def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
+def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> WrittenDirective:
     """Remove the pauses of a scope and of everything within it.
 
     Raises RequestRefusedError if the scope is paused only as part of a wider scope.
@@ -278,7 +278,7 @@ def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
     ]
     if not ended:
         check_scope(fleet, scope)
-        return Steered(name, None, False, dry_run, [f"{scope} was not paused", *notes])
+        return WrittenDirective(name, None, False, dry_run, [f"{scope} was not paused", *notes])
     pauses = [f"pause:{each}" for each in ended]
     return _remove_directives(fleet, name, pauses, notes=notes, dry_run=dry_run)
 
@@ -290,7 +290,9 @@ def _overlap(one: Scope, other: Scope) -> bool:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False) -> Steered:
+def stop(
+    fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False
+) -> WrittenDirective:
     """Prevent all instances from owning partitions of a group.
 
     Raises RequestRefusedError if the group is unknown.
@@ -301,7 +303,7 @@ def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = Fals
     return _write_unless_dry(fleet, f"stop:{scope}", why=why, changed=changed, dry_run=dry_run)
 
 
-def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
+def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> WrittenDirective:
     """Allow instances to own the partitions of a stopped group again.
 
     Raises RequestRefusedError if the group is unknown.
@@ -310,7 +312,7 @@ def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Ste
     name, state = f"stop:{scope}", published.fleet_state(fleet)
     if scope not in state.control.stops:
         check_scope(fleet, scope)
-        return Steered(name, None, False, dry_run, [f"{topic}/{group} was not stopped"])
+        return WrittenDirective(name, None, False, dry_run, [f"{topic}/{group} was not stopped"])
     notes = [f"{each} is still paused" for each in state.control.pauses if _overlap(each, scope)]
     if not any((topic, group) in seen.member.offers for seen in state.live.values()):
         notes.append(f"no live instance has a consumer for {topic}/{group}")
@@ -336,14 +338,14 @@ def find_live_member(state: FleetState, instance: str) -> MemberView:
     raise RequestRefusedError(f"instance {instance} is not in this fleet; {hint}")
 
 
-def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Steered:
+def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> WrittenDirective:
     """Make an instance hand over everything that it owns, and keep it from owning anything.
 
     Raises RequestRefusedError if the instance is not live.
     """
     state = published.fleet_state(fleet)
     seen = find_live_member(state, instance)
-    others = [one for one in state.placeable() if one.member.id != instance]
+    others = [one for one in state.eligible_members() if one.member.id != instance]
     left = sorted(
         f"{topic}/{group}"
         for topic, group in seen.member.offers
@@ -356,17 +358,19 @@ def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> St
     )
 
 
-def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
+def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> WrittenDirective:
     """Allow a drained instance to own partitions again, even if it is not live now."""
     state = published.fleet_state(fleet)
     name = f"drain:{instance}"
     if instance not in state.control.drains:
         find_live_member(state, instance)
-        return Steered(name, None, False, dry_run, [f"{instance} was not drained"])
+        return WrittenDirective(name, None, False, dry_run, [f"{instance} was not drained"])
     return _remove_directives(fleet, name, [name], dry_run=dry_run)
 
 
-def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
+def reload(
+    fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False
+) -> WrittenDirective:
     """Make one instance, or all instances one after another, reload configuration and code.
 
     Raises RequestRefusedError if the instance is not live, or if no instance is.
@@ -382,7 +386,7 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
     name = f"reload:{instance or directives.ALL_INSTANCES}"
     if dry_run:
         order = [instance] if instance else sorted(state.live)
-        return Steered(name, None, True, True, [f"in this order: {', '.join(order)}"])
+        return WrittenDirective(name, None, True, True, [f"in this order: {', '.join(order)}"])
     gone = [
         each
         for each in state.control.reloads
@@ -395,14 +399,14 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
         for each, waiting in unfinished_reloads(fleet, state, asked).items()
     ]
     done = write(fleet, name, why=why, remove=[f"reload:{each}" for each in gone])
-    return Steered(name, done.at_unix_ms, True, False, notes)
+    return WrittenDirective(name, done.at_unix_ms, True, False, notes)
 
 
 def unfinished_reloads(
     fleet: Fleet, state: FleetState, instances: Sequence[str]
 ) -> dict[str, PendingReload]:
     """Return the unfinished reloads of live instances, in the order of `instances`."""
-    summaries = published.summaries(ViewReader(fleet.store), fleet.name, instances)
+    summaries = published.read_summaries(ViewReader(fleet.store), fleet.name, instances)
     found = {
         name: reloads.pending(state, name, summary)
         for name, summary in zip(instances, summaries, strict=True)
@@ -468,7 +472,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
             raise _still_alive_error(
                 instance, (state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000
             )
-    assignments = _assignments_of(fleet, seen.member.offers)
+    assignments = _list_assignments(fleet, seen.member.offers)
     views = lease_views(ViewReader(fleet.store), assignments)
     last = [held for held in views if held.token and held.owner == instance]
     lives = [held.ttl for held in last if held.ttl]
@@ -575,7 +579,7 @@ class Rebalanced:
 
 def move(
     fleet: Fleet, assignment: Assignment, to: str, why: str, *, dry_run: bool = False
-) -> Steered:
+) -> WrittenDirective:
     """Move an assignment to an instance, where it stays until another move or a rebalance.
 
     Raises RequestRefusedError if the instance cannot own it now.
@@ -604,7 +608,7 @@ def move(
             f"group {assignment.group} of {assignment.topic} is stopped; run"
             f" `streamqd group start {assignment.topic} {assignment.group}` first"
         )
-    owners = owners_of(fleet, offered_assignments(fleet, state))
+    owners = read_owners(fleet, offered_assignments(fleet, state))
     owner = owners.get(assignment, "")
     cap = seen.member.cap
     if cap and owner != to and Counter(owners.values())[to] >= cap:
@@ -639,8 +643,8 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
         for assignment in offered_assignments(fleet, state)
         if state.control.find_stop(assignment) is None
     ]
-    owners = owners_of(fleet, assignments)
-    wanted = place(state.placeable(), assignments, owners)
+    owners = read_owners(fleet, assignments)
+    wanted = place(state.eligible_members(), assignments, owners)
     return [
         PlannedMove(*assignment, owners.get(assignment, ""), wanted.get(assignment, ""))
         for assignment in assignments
@@ -650,12 +654,12 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
 
 def offered_assignments(fleet: Fleet, state: FleetState) -> list[Assignment]:
     """Return every assignment for which a live member has a consumer."""
-    return _assignments_of(
+    return _list_assignments(
         fleet, {pair for seen in state.live.values() for pair in seen.member.offers}
     )
 
 
-def _assignments_of(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Assignment]:
+def _list_assignments(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Assignment]:
     counts = {
         topic: registry.partition_count(fleet.store, topic) or 0
         for topic in {topic for topic, _ in pairs}
@@ -667,7 +671,7 @@ def _assignments_of(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Assignmen
     )
 
 
-def owners_of(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment, str]:
+def read_owners(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment, str]:
     """Return the owner of each assignment that has one."""
     views = lease_views(ViewReader(fleet.store), assignments)
     return {
@@ -679,13 +683,13 @@ def owners_of(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment, s
 
 def not_moved(fleet: Fleet, assignment: Assignment, to: str) -> list[str]:
     """Return one sentence if the instance does not own the assignment, otherwise an empty list."""
-    owner = owners_of(fleet, [assignment]).get(assignment, "")
+    owner = read_owners(fleet, [assignment]).get(assignment, "")
     return [] if owner == to else [f"{assignment} is owned by {owner or 'no instance'}"]
 
 
 def not_drained(fleet: Fleet, instance: str) -> list[str]:
     """Return a sentence for each assignment that a drained instance still owns."""
-    owners = owners_of(fleet, offered_assignments(fleet, published.fleet_state(fleet)))
+    owners = read_owners(fleet, offered_assignments(fleet, published.fleet_state(fleet)))
     return [
         f"{instance} owns {assignment}" for assignment, owner in owners.items() if owner == instance
     ]
@@ -719,7 +723,7 @@ def _group_owners(fleet: Fleet, topic: str, group: str) -> dict[Assignment, str]
     """Return the owner of every partition of a group, or '' if it has none."""
     count = topics.partition_count(fleet.store, topic)
     assignments = [Assignment(topic, number, group) for number in range(count)]
-    owners = owners_of(fleet, assignments)
+    owners = read_owners(fleet, assignments)
     return {assignment: owners.get(assignment, "") for assignment in assignments}
 
 
@@ -754,7 +758,7 @@ def _list_unreported(fleet: Fleet, scope: Scope, since: int, *, paused: bool) ->
         assignments = [
             assignment for assignment in assignments if state.control.find_pause(assignment) is None
         ]
-    owners = owners_of(fleet, assignments)
+    owners = read_owners(fleet, assignments)
     reports = _read_reports(fleet, sorted(set(owners.values())))
     waiting = []
     for assignment, owner in owners.items():
@@ -775,7 +779,7 @@ def _read_reports(
 
     The time is in Unix ms on the server's clock, or 0 if nothing is published.
     """
-    found = published.summaries(ViewReader(fleet.store), fleet.name, instances)
+    found = published.read_summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
         name: (
             published.read_integer(summary.get("at_unix_ms")) or 0,
@@ -852,10 +856,10 @@ def departure(fleet: Fleet, instance: str) -> Departure:
     state = published.fleet_state(fleet)
     find_live_member(state, instance)
     assignments = offered_assignments(fleet, state)
-    owners = owners_of(fleet, assignments)
-    others = [one for one in state.placeable() if one.member.id != instance]
+    owners = read_owners(fleet, assignments)
+    others = [one for one in state.eligible_members() if one.member.id != instance]
     moves = {assignment: directive.to for assignment, directive in state.control.moves.items()}
-    who = takers(instance, others, assignments, owners, moves)
+    who = predict_takers(instance, others, assignments, owners, moves)
     seen = snapshot.read_published(fleet)
     workers = {each.assignment: each for each in seen.assignments if each.owner == instance}
     busiest = max(workers.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
@@ -878,7 +882,7 @@ def departure(fleet: Fleet, instance: str) -> Departure:
     )
 
 
-def takers(
+def predict_takers(
     instance: str,
     others: Sequence[MemberView],
     assignments: Sequence[Assignment],

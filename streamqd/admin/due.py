@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 Row = TypeVar("Row")
 
 
-def holder_of(topic: str, partition: int, group: str) -> Holder:
+def make_holder(topic: str, partition: int, group: str) -> Holder:
     """Return the assignment or, if `group` is '' (delayed sends), only the topic and partition."""
     return Assignment(topic, partition, group) if group else (topic, partition)
 
@@ -51,7 +51,7 @@ def messages(
 ) -> MessageList[Delayed, Row]:
     """Return the retries of a group, or the delayed sends of a topic if `group` is ''."""
     reader = ViewReader(store)
-    holders = [holder_of(topic, number, group) for number in range(partitions)]
+    holders = [make_holder(topic, number, group) for number in range(partitions)]
 
     def total() -> int:
         due = [key_by_name(store.keys, "delayed", each) for each in holders]
@@ -110,7 +110,8 @@ def histogram(
     ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS.values()]
     counted = min(partitions, COUNTS_MAX // (len(ends) + 1))
     keys = [
-        key_by_name(store.keys, "delayed", holder_of(topic, each, group)) for each in range(counted)
+        key_by_name(store.keys, "delayed", make_holder(topic, each, group))
+        for each in range(counted)
     ]
     ranges = list(zip(["-inf", *(f"({end}" for end in ends)], [*ends, "+inf"], strict=True))
     replies = ViewReader(store).ask([("ZCOUNT", key, *each) for each in ranges for key in keys])
@@ -151,10 +152,10 @@ def find(store: Store, holder: Holder, name: str) -> Due | None:
     [one], _ = retries.rows(
         store.run(retries.page(store.keys, holder, (int(float(score)), name[:-1]), 1))
     )
-    return _message_of(holder, one) if one.place == name else None
+    return _to_message(holder, one) if one.place == name else None
 
 
-def _message_of(holder: Holder, one: Delayed) -> Due:
+def _to_message(holder: Holder, one: Delayed) -> Due:
     return FoundMessage(
         MessagePosition(one.due_unix_ms, holder[1], one.place), one.due_unix_ms, one.fields, one
     )
@@ -175,7 +176,7 @@ def _read_in_order(
         for one in page:
             if until is not None and one.due_unix_ms >= until:
                 return
-            yield _message_of(holder, one)
+            yield _to_message(holder, one)
         if not page or not more:
             return
         start = (page[-1].due_unix_ms, page[-1].place)

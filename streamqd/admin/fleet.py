@@ -11,7 +11,7 @@ from typing import Any
 from streamqd.admin import directives, named_fields, schedules, snapshot, why
 from streamqd.admin.assignments import AssignmentRow, by_group, error_name
 from streamqd.admin.checks import run_checks
-from streamqd.admin.condition import gravity, recovery
+from streamqd.admin.condition import recovery, severity_rank
 from streamqd.admin.directives import DirectiveRow
 from streamqd.admin.instances import InstanceRow, no_instances
 from streamqd.admin.notices import INSTANCE_CHECKS
@@ -70,7 +70,7 @@ class GroupStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class LaggingGroup:
     """A group with unread messages, and their number, age and trend.
 
     `lag` is null if the server cannot count it. `since_unix_ms` is the time at which the oldest
@@ -104,7 +104,7 @@ class StatusView:
     instances: list[InstanceRow]
     groups: list[GroupStatus]
     assignments: Sequence[AssignmentRow]
-    lagging: list[Behind]
+    lagging: list[LaggingGroup]
     dead_letters: dict[str, int]
     schedules: ScheduleTotals
     unreadable: list[Unreadable]
@@ -173,7 +173,7 @@ def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> lis
     """Return a row for each group, in the order of the assignments."""
     found = []
     for (topic, group), some in by_group(assignments).items():
-        word = min((row.condition for row in some), key=gravity)
+        word = min((row.condition for row in some), key=severity_rank)
         same_condition = [row for row in some if row.condition == word]
         runs = [row.longest_run_seconds for row in some if row.longest_run_seconds is not None]
         oldest = [row.oldest_unix_ms for row in some if row.oldest_unix_ms is not None]
@@ -221,14 +221,14 @@ def _last_error(same_condition: list[AssignmentRow]) -> str:
     return error_name(min(known)[1]) if known else ""
 
 
-def _lagging_groups(assignments: Sequence[AssignmentRow]) -> list[Behind]:
+def _lagging_groups(assignments: Sequence[AssignmentRow]) -> list[LaggingGroup]:
     """Return the groups with unread messages. The group that has waited longest comes first."""
     found = []
     for (topic, group), some in by_group(row for row in assignments if row.lag != 0).items():
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
         oldest = [row.oldest_unread_unix_ms for row in some]
         found.append(
-            Behind(
+            LaggingGroup(
                 topic=topic,
                 group=group,
                 lag=known_sum(row.lag for row in some),

@@ -131,11 +131,11 @@ class Unfinished:
 def list_groups(store: Store, topic: str | None = None) -> list[GroupRow]:
     """Return the groups of one topic, or of all topics. Raises TopicNotFoundError."""
     reader = ViewReader(store)
-    counts = topics.counts_of(reader, topic)
+    counts = topics.read_partition_counts(reader, topic)
     rows = [_row("", "", [], reader)] if reader.rows else []
     for name, count in counts.items():
         reader = ViewReader(store)
-        names = topics.groups_of(reader, {name: count})[name]
+        names = topics.read_groups(reader, {name: count})[name]
         assignments = [
             Assignment(name, number, group) for group in names for number in range(count)
         ]
@@ -155,7 +155,7 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
     count = partition_count(store, topic, group, reader)
     assignments = [Assignment(topic, number, group) for number in range(count)]
     streams = {assignment.partition: store.keys.source(*assignment) for assignment in assignments}
-    positions = backlog.positions(reader, [*streams.values()])
+    positions = backlog.read_positions(reader, [*streams.values()])
     parts = [
         replace(row, position=positions[streams[row.partition]].get(group, "0-0"))
         for row in _measure_existing(reader, assignments)
@@ -183,7 +183,7 @@ def partition_count(store: Store, topic: str, group: str, reader: ViewReader | N
     Raises TopicNotFoundError. Raises RequestRefusedError if the group does not read the topic.
     """
     count = topics.partition_count(store, topic)
-    found = topics.groups_of(reader or ViewReader(store), {topic: count})[topic]
+    found = topics.read_groups(reader or ViewReader(store), {topic: count})[topic]
     if group not in found:
         near = difflib.get_close_matches(group, found, n=1)
         hint = f"did you mean {near[0]}?" if near else f"run `streamqd group list {topic}`"
@@ -533,7 +533,7 @@ def _predict_reset(
         store,
         assignment,
         group_calls.ResetResult(
-            before=backlog.positions(ViewReader(store), [stream])[stream].get(
+            before=backlog.read_positions(ViewReader(store), [stream])[stream].get(
                 assignment.group, "0-0"
             ),
             after=after,

@@ -342,7 +342,7 @@ def _positions(
     store: Store, topic: str, found: Growth, name: str, numbers: Sequence[int]
 ) -> list[tuple[str, str, str | None]]:
     streams = [store.keys.stream(topic, number) for number in numbers]
-    known = backlog.positions(ViewReader(store), streams)
+    known = backlog.read_positions(ViewReader(store), streams)
     return [
         (stream, found.barriers[number], known[stream].get(name))
         for number, stream in zip(numbers, streams, strict=True)

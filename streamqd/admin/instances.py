@@ -92,7 +92,7 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
     info, seen = heartbeat.info, to_member_view(heartbeat)
     assignments = [
         assignment
-        for assignment in published.tables(summary.get("assignments"))
+        for assignment in published.to_tables(summary.get("assignments"))
         if assignment.get("owned")
     ]
     up, began = summary.get("redis_up"), published.read_number(info.get("started"))

@@ -22,7 +22,7 @@ from streamqd.admin.reading import (
     Id,
     Unreadable,
     ViewReader,
-    headers_of,
+    parse_headers,
     read_backwards,
     read_id,
     server_unix_ms,
@@ -116,17 +116,17 @@ class MessageFilter:
             return False
         if self.fingerprint is not None and dead_letter_fingerprint(fields) != self.fingerprint:
             return False
-        if self.attempt_min > 1 and attempt_of(fields) < self.attempt_min:
+        if self.attempt_min > 1 and waiting_attempt(fields) < self.attempt_min:
             return False
         if not self.headers:
             return True
-        headers = headers_of(fields) or {}
+        headers = parse_headers(fields) or {}
         return all(headers.get(name) == value for name, value in self.headers)
 
     @property
-    def narrows(self) -> bool:
+    def has_filters(self) -> bool:
         """True if any filter is set."""
-        return self != EVERY
+        return self != MATCH_ALL
 
     def audit_arguments(self) -> dict[str, Any]:
         """Return the filters that are set, for the audit log."""
@@ -143,7 +143,7 @@ class MessageFilter:
         return found
 
 
-EVERY = MessageFilter()
+MATCH_ALL = MessageFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class MessageList(Generic[Item, Row]):
 
     def page(
         self,
-        choice: MessageFilter = EVERY,
+        choice: MessageFilter = MATCH_ALL,
         *,
         limit: int = 50,
         cursor: str = "",
@@ -227,7 +227,7 @@ class MessageList(Generic[Item, Row]):
         )
 
     def iterate(
-        self, choice: MessageFilter = EVERY, most: int = 1 << 62
+        self, choice: MessageFilter = MATCH_ALL, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
         """Yield matching messages up to a maximum number, read page by page.
 
@@ -238,7 +238,7 @@ class MessageList(Generic[Item, Row]):
         return itertools.islice(some, most)
 
     def examine(
-        self, choice: MessageFilter = EVERY, most: int = 1 << 62
+        self, choice: MessageFilter = MATCH_ALL, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
         """Yield every message that a filter examines, even if it does not match.
 
@@ -287,7 +287,7 @@ def newest_first(
         some: Sequence[int], choice: MessageFilter, after: MessagePosition | None, limit: int
     ) -> list[Iterator[FoundMessage[Entry]]]:
         size = min(PAGE_MAX, -(-limit // len(some)) + 1)
-        if replace(choice, partition=None, since_unix_ms=None, until_unix_ms=None).narrows:
+        if replace(choice, partition=None, since_unix_ms=None, until_unix_ms=None).has_filters:
             size = PAGE_MAX  # most entries may not match, so use the largest pages
         lower = "-" if choice.since_unix_ms is None else f"{max(0, choice.since_unix_ms)}-0"
         ends = [] if after is None else [read_id(after.place)]
@@ -324,7 +324,7 @@ def _read_newest(
         reader.add(error)
 
 
-def attempt_of(fields: Mapping[bytes, bytes]) -> int:
+def waiting_attempt(fields: Mapping[bytes, bytes]) -> int:
     """Return the number of the attempt that a message is waiting for, starting at 1."""
     return count_in(fields, b"retryCount") + 1
 

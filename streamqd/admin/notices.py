@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import Check, CheckResult, Severity, check
-from streamqd.admin.condition import ALARMING, STUCK_SECONDS, describe_condition, gravity
+from streamqd.admin.condition import ALARMING, STUCK_SECONDS, describe_condition, severity_rank
 from streamqd.admin.instances import (
     SeesInstances,
     housekeeper,
@@ -20,7 +20,7 @@ from streamqd.words import age, spans
 
 
 @check("fleet.ordered", Severity.NOTE)
-def ordered(view: FleetSnapshot) -> Iterator[CheckResult]:
+def list_directives(view: FleetSnapshot) -> Iterator[CheckResult]:
     """A directive pauses, stops or drains something."""
     for kind, scope, order in sorted(
         view.directives, key=lambda each: (each[0] != "pause", each[2].at_unix_ms)
@@ -64,7 +64,7 @@ def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
 @check("assignments.alarming", Severity.PROBLEM)
 def _alarming(view: FleetSnapshot) -> Iterator[CheckResult]:
     """An assignment needs attention. Each group and condition is shown once."""
-    for word in sorted(ALARMING, key=gravity):
+    for word in sorted(ALARMING, key=severity_rank):
         by_name = by_group(each for each in view.assignments if each.condition == word)
         for (topic, group), some in sorted(by_name.items()):
             where = f"{topic}/{group} in {spans(each.partition for each in some)}"

@@ -110,7 +110,7 @@ def _by_id(store: Store, source: _Source, group: str, lower: str) -> Iterator[Pe
     while lower:
         page = store.execute("XPENDING", source.stream, group, lower, "+", PAGE)
         for raw in page:
-            yield _message_of(source, raw, 0)
+            yield _to_message(source, raw, 0)
         if len(page) < PAGE:
             return
         lower = range_after(page[-1][0])
@@ -136,7 +136,7 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
                 # idle forever.
                 since = now - int(raw[2]) if _is_owned(raw) else 0
                 rank = since if order == "idle" else -int(raw[3])
-                yield _message_of(source, raw, rank)
+                yield _to_message(source, raw, rank)
             left -= len(page)
             if len(page) < PAGE or not (following := range_after(page[-1][0])):
                 del positions[source]
@@ -148,7 +148,7 @@ def _is_owned(raw: list[Any]) -> bool:
     return bool(raw[1]) and int(raw[2]) >= 0
 
 
-def _message_of(source: _Source, raw: list[Any], rank: int) -> Pending:
+def _to_message(source: _Source, raw: list[Any], rank: int) -> Pending:
     position = MessagePosition(rank, source.partition, f"{source.kind}:{raw[0].decode()}")
     return FoundMessage(position, read_id(raw[0]).ms, {}, raw)
 

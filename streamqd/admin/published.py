@@ -70,7 +70,7 @@ class FleetState:
         """The published information of each instance, by its name."""
         return {heartbeat.instance: heartbeat.info for heartbeat in self.heartbeats}
 
-    def placeable(self) -> list[MemberView]:
+    def eligible_members(self) -> list[MemberView]:
         """Return the members that may own assignments."""
         return [
             seen
@@ -120,12 +120,14 @@ def _keep_unreadable(
             reader.read(members.parse_member, Heartbeat(field, 0, info), key)
 
 
-def summaries(reader: ViewReader, fleet: str, names: Sequence[str]) -> list[dict[str, Any]]:
+def read_summaries(reader: ViewReader, fleet: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the summary of each instance, or {} if it is missing or unreadable."""
     return _summaries(reader, [reader.keys.instance(fleet, name) for name in names])
 
 
-def duplicates(reader: ViewReader, fleet: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def read_duplicates(
+    reader: ViewReader, fleet: str, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """Return the summaries of duplicate instances, by instance name.
 
     A duplicate is a second process that uses the name of an instance.
@@ -136,10 +138,10 @@ def duplicates(reader: ViewReader, fleet: str, names: Sequence[str]) -> dict[str
 
 def _summaries(reader: ViewReader, keys: Sequence[str]) -> list[dict[str, Any]]:
     replies = reader.ask([("GET", key) for key in keys])
-    return [summary(reader, raw, key) for raw, key in zip(replies, keys, strict=True)]
+    return [parse_summary(reader, raw, key) for raw, key in zip(replies, keys, strict=True)]
 
 
-def summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
+def parse_summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
     """Parse a summary. An invalid number in it counts as missing."""
     found = reader.read(untrusted.json_object, raw, key, default={}) or {}
     for name in _WHOLE:
@@ -164,7 +166,7 @@ def summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
     return found
 
 
-def tables(value: Any) -> list[dict[str, Any]]:
+def to_tables(value: Any) -> list[dict[str, Any]]:
     """Return the JSON objects in a list. Elements of other types are left out."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 

@@ -35,7 +35,7 @@ SEQ_MAX = (1 << 64) - 1  # largest second part of an ID
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # highest possible ID, which any client may write
 PAGE_MAX = 64  # entries with bodies in one reply
 BATCH = 256  # commands in one pipeline
-_OURS = "a value in the format of streamqd"
+_STREAMQD_FORMAT = "a value in the format of streamqd"
 # These refusals mean that the whole server is unavailable, so no further read can succeed.
 _SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
@@ -85,10 +85,10 @@ class Entry(NamedTuple):
     @property
     def headers(self) -> dict[str, str] | None:
         """The headers, or None if they are not a JSON object."""
-        return headers_of(self.fields)
+        return parse_headers(self.fields)
 
 
-def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str] | None:
+def parse_headers(fields: Mapping[bytes, bytes]) -> dict[str, str] | None:
     """Return the headers of a message, or None if they are not a JSON object."""
     try:
         found: Any = json.loads(fields.get(b"headers", b"{}"))
@@ -148,7 +148,7 @@ def server_unix_ms(link: Connection) -> int:
 
 def _raise_error(error: RedisResponseError, command: Sequence[Any]) -> None:
     if error.code == "WRONGTYPE":
-        raise _mistyped_error(key_of(command)) from error
+        raise _mistyped_error(command_key(command)) from error
     raise error
 
 
@@ -177,7 +177,7 @@ def ask(
     return replies
 
 
-def key_of(command: Sequence[Any]) -> str:
+def command_key(command: Sequence[Any]) -> str:
     """Return the key of a read command."""
     at = 2 if str(command[0]) in ("XINFO", "MEMORY") else 1
     return str(command[at]) if len(command) > at else str(command[0])
@@ -190,7 +190,7 @@ def _command_name(command: Sequence[Any]) -> str:
 
 
 def _mistyped_error(key: str) -> InvalidValueError:
-    return InvalidValueError(key, "", "of another type", _OURS)
+    return InvalidValueError(key, "", "of another type", _STREAMQD_FORMAT)
 
 
 def read_backwards(
@@ -360,14 +360,14 @@ class ViewReader:
         if error.code == "WRONGTYPE":
             self.add(_mistyped_error(key))
         elif error.kind is RefusalKind.BAD_KEY_OR_COMMAND:
-            self.add(InvalidValueError(key, "", str(error)[:120], _OURS))
+            self.add(InvalidValueError(key, "", str(error)[:120], _STREAMQD_FORMAT))
         elif not self._tolerant or error.kind in _SERVER_REFUSALS:
             raise error
         elif error.kind is RefusalKind.FORBIDDEN:
             self.forbidden.add(command)
 
     def _refused_command(self, error: RedisResponseError, command: Sequence[Any]) -> None:
-        self.add_error(error, key_of(command), _command_name(command))
+        self.add_error(error, command_key(command), _command_name(command))
 
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Return the keys that have the wrong type, with their actual types.
@@ -438,7 +438,7 @@ def _invalid(key: str, error: Exception) -> Unreadable:
     return Unreadable(key, "", f"measured with an invalid reply ({error})", "with figures")
 
 
-def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:
+def measure_memory(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:
     """Return the approximate size of each stream in bytes.
 
     The size is 0 if the stream does not exist, and None if the user may not read it. The server

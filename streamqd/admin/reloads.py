@@ -49,7 +49,7 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     if isinstance(raw, dict):
         since = published.read_integer(raw.get("since_unix_ms")) or 0
         at = published.read_integer(raw.get("directive_unix_ms")) or 0  # 0 for a signal
-        assignment = _assignment_of(raw.get("assignment"))
+        assignment = _parse_assignment(raw.get("assignment"))
         # Ignore a later directive, which waits until this reload has finished.
         announced = directive if directive is not None and directive.at_unix_ms == at else None
         return PendingReload(
@@ -71,7 +71,7 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     return PendingReload(directive.at_unix_ms, directive.by, directive.why, None, waits, its_turn)
 
 
-def _assignment_of(raw: Any) -> Assignment | None:
+def _parse_assignment(raw: Any) -> Assignment | None:
     """Return an assignment that was published as a list, or None for anything else."""
     if not isinstance(raw, list) or [type(part) for part in raw] != [str, int, str]:
         return None
@@ -80,7 +80,7 @@ def _assignment_of(raw: Any) -> Assignment | None:
 
 def _run_seconds(summary: Mapping[str, Any], assignment: Assignment | None) -> float:
     """Return the age of the oldest run of an assignment in seconds, or 0 if there is none."""
-    for raw in published.tables(summary.get("assignments")):
+    for raw in published.to_tables(summary.get("assignments")):
         if assignment is not None and [*assignment] == [
             raw.get(each) for each in Assignment._fields
         ]:

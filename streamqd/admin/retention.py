@@ -102,23 +102,23 @@ def trim(
     rows, reader = [], ViewReader(store)
     for number in partitions:
         part = _Partition(store, topic, number, wanted, now)
-        stand = part.read_known_positions(reader)
-        if stand is None:
+        positions = part.read_known_positions(reader)
+        if positions is None:
             continue
         removed: int | None = None
         if dry_run:
-            part.check_groups(stand, expected)
-            removed = part.removable(stand)
+            part.check_groups(positions, expected)
+            removed = part.removable(positions)
         else:
             removed = part.trim(expected)
-            stand = part.read_positions()
-        holder, entry = floor_of(stand, wanted.archive == "required")
+            positions = part.read_positions()
+        holder, entry = find_floor(positions, wanted.archive == "required")
         rows.append(
             TrimRow(
                 partition=number,
                 removed=removed,
-                messages=stand.length,
-                bytes=stand.bytes,
+                messages=positions.length,
+                bytes=positions.bytes,
                 holder=holder,
                 held_since_unix_ms=entry.ms if entry else None,
             )
@@ -138,19 +138,19 @@ def floors(
     calls = [retention.measure(reader.keys, topic, each) for each in partitions]
     rows = []
     for number, reply in zip(partitions, reader.measure(calls), strict=True):
-        stand = parse_positions(reader, topic, number, reply)
-        if stand is not None:
-            holder, entry = floor_of(stand, archive)
+        positions = parse_positions(reader, topic, number, reply)
+        if positions is not None:
+            holder, entry = find_floor(positions, archive)
             since = entry.ms if entry else None
             rows.append(RetentionFloor(number, holder, str(entry or ""), since))
     return rows
 
 
-def floor_of(stand: PartitionPositions, archive: bool) -> tuple[str, Id | None]:
+def find_floor(positions: PartitionPositions, archive: bool) -> tuple[str, Id | None]:
     """Return the holder and the ID of the oldest entry that must stay, or '' and None."""
-    needs = [(read_id(group.needs), group.name) for group in stand.groups if group.needs]
-    if archive and stand.unarchived:
-        needs.append((read_id(stand.unarchived), ARCHIVE))
+    needs = [(read_id(group.needs), group.name) for group in positions.groups if group.needs]
+    if archive and positions.unarchived:
+        needs.append((read_id(positions.unarchived), ARCHIVE))
     if not needs:
         return "", None
     entry, holder = min(needs)
@@ -165,12 +165,12 @@ def parse_positions(
     A group whose name is not UTF-8 is shown with escaped bytes and recorded as unreadable.
     """
 
-    def stand(found: Reply, trim: str) -> PartitionPositions:
+    def parse(found: Reply, trim: str) -> PartitionPositions:
         for row in found.values[6]:
             reader.text(row[0], reader.keys.stream(topic, partition), "group")
         return PartitionPositions.parse(found, trim)
 
-    return reader.figures(stand, reply, reader.keys.trim(topic, partition))
+    return reader.figures(parse, reply, reader.keys.trim(topic, partition))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,15 +230,15 @@ class _Partition:
             return "0-0"
         return f"{max(0, self.now - round(bounds.max_age * 1000))}-0"
 
-    def check_groups(self, stand: PartitionPositions, expected: Sequence[str]) -> None:
-        present = {group.name for group in stand.groups}
-        if not present and stand.length and not self.holds.retention.without_groups:
+    def check_groups(self, positions: PartitionPositions, expected: Sequence[str]) -> None:
+        present = {group.name for group in positions.groups}
+        if not present and positions.length and not self.holds.retention.without_groups:
             raise RequestRefusedError(
                 f"no group reads partition {self.number} of {self.topic}, so no position bounds the"
                 " trim; start a consumer, or set retention.without_groups = true for the topic"
             )
         for name in expected:
-            if stand.length and name not in present:
+            if positions.length and name not in present:
                 raise self._missing(name)
 
     def _missing(self, group: str) -> RequestRefusedError:
@@ -248,14 +248,14 @@ class _Partition:
             " from the configuration"
         )
 
-    def removable(self, stand: PartitionPositions) -> int | None:
+    def removable(self, positions: PartitionPositions) -> int | None:
         """Return the maximum number of entries that a trim would remove.
 
         Return None if there are more than COUNT_MAX, because they are not counted.
         """
         bounds = self.holds.retention
-        _, floor = floor_of(stand, self.holds.archive == "required")
-        free = stand.length
+        _, floor = find_floor(positions, self.holds.archive == "required")
+        free = positions.length
         if floor is not None:
             counted = self._count(floor)
             if counted is None:
@@ -263,16 +263,16 @@ class _Partition:
             free = counted
         beyond = 0
         if bounds.max_length is not None:
-            beyond = stand.length - bounds.max_length
-        if bounds.max_bytes is not None and stand.bytes:
-            fitting = int(stand.length * min(1, bounds.max_bytes / stand.bytes))
-            beyond = max(beyond, stand.length - fitting)
+            beyond = positions.length - bounds.max_length
+        if bounds.max_bytes is not None and positions.bytes:
+            fitting = int(positions.length * min(1, bounds.max_bytes / positions.bytes))
+            beyond = max(beyond, positions.length - fitting)
         keep_from = self._keep_from()
         if keep_from == "":
             return free
         keep = read_id(keep_from)
-        if bounds.shrink_every is not None and stand.shrink_from:
-            keep = max(keep, read_id(stand.shrink_from))
+        if bounds.shrink_every is not None and positions.shrink_from:
+            keep = max(keep, read_id(positions.shrink_from))
         if keep > Id(0, 0) and beyond < free:
             aged = self._count(keep if floor is None else min(keep, floor))
             if aged is None:

@@ -11,7 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import due, groups, topics
-from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, attempt_of, count_in
+from streamqd.admin.messages import (
+    FoundMessage,
+    MessageFilter,
+    MessageList,
+    count_in,
+    waiting_attempt,
+)
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import DLQ_SUFFIX, Assignment
@@ -172,7 +178,7 @@ def _row(topic: str, found: FoundMessage[Delayed]) -> RetryRow:
     return RetryRow(
         id=position.name,
         due_unix_ms=one.due_unix_ms,
-        attempt=attempt_of(one.fields),
+        attempt=waiting_attempt(one.fields),
         crashes=count_in(one.fields, b"crashCount"),
         key=one.fields.get(b"key", b"").decode("utf-8", "replace"),
         uid=f"{topic}/{position.partition}/{original or one.place[2:]}",

@@ -304,11 +304,11 @@ def next_ticks(
 
 def first_ticks(schedule: Schedule, from_unix_ms: int, count: int, source: str) -> NextTicks:
     """Return the first ticks of a specification at or after a time."""
-    rows = ticks_of(schedule, from_unix_ms, count)
+    rows = compute_ticks(schedule, from_unix_ms, count)
     return NextTicks(schedule.name, schedule.timezone or "UTC", source, rows)
 
 
-def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
+def compute_ticks(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
     """Return at most `count` ticks of a specification, the first ones at or after a time."""
     rows: list[Tick] = []
     after, offset = from_unix_ms - 1, offset_ms(schedule)
@@ -440,7 +440,7 @@ def add(
         declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
         # Write the line again, because a concurrent prune may have deleted it.
         calls.write_index(store, schedule.name, wanted, new=True)
-    first = ticks_of(schedule, now + 1, 1)
+    first = compute_ticks(schedule, now + 1, 1)
     return ScheduleChanged(
         {schedule.name: ACTIVE if first else FINISHED},
         first[0].due_unix_ms if first else None,
@@ -487,7 +487,7 @@ def edit(
         [found] = read_schedules(ViewReader(store), _read_index_line(store, name))
         kept = found.kept
         return ScheduleChanged({name: found.state(now)}, kept and kept.due_unix_ms, dry_run)
-    first = ticks_of(schedule, now + 1, 1)
+    first = compute_ticks(schedule, now + 1, 1)
     return ScheduleChanged(
         {name: found.state(now)}, first[0].due_unix_ms if first else None, dry_run
     )

@@ -19,9 +19,9 @@ from streamqd.admin.assignments import (
     AssignmentRow,
     RecentFailure,
     Report,
-    failures_of,
     measure_assignments,
-    reports_of,
+    parse_failures,
+    parse_reports,
 )
 from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.published import Fleet, FleetState
@@ -174,10 +174,10 @@ def read(
     state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
     instances, reports, failures = _parse_summaries(
-        state, published.summaries(reader, fleet.name, names)
+        state, published.read_summaries(reader, fleet.name, names)
     )
     counts, _, assignments = select_assignments(reader, topic, group, partition)
-    figures = topics.figures_of(reader, counts) if dead_letters else {}
+    figures = topics.read_figures(reader, counts) if dead_letters else {}
     counted = _count_dead_letters(reader, figures)
     shared_values = _make_shared_values(state.control, failures, figures, counted)
     return FleetSnapshot(
@@ -225,7 +225,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
     instances, reports, failures = _parse_summaries(
         state,
         [
-            published.summary(reader, raw, store.keys.instance(fleet.name, name))
+            published.parse_summary(reader, raw, store.keys.instance(fleet.name, name))
             for name, raw in zip(names, replies[len(offered) :], strict=True)
         ],
     )
@@ -268,14 +268,14 @@ def _parse_summaries(
     failures = [
         failure
         for heartbeat, summary in both
-        for failure in failures_of(heartbeat.instance, summary)
+        for failure in parse_failures(heartbeat.instance, summary)
     ]
     return (
         [instance_row(state, heartbeat, summary) for heartbeat, summary in both],
         [
             report
             for heartbeat, summary in both
-            for report in reports_of(heartbeat.instance, summary)
+            for report in parse_reports(heartbeat.instance, summary)
         ],
         sorted(failures, key=lambda failure: failure.seconds_ago),
     )
@@ -326,10 +326,10 @@ def select_assignments(
     None selects all. A partition requires a topic. Raises TopicNotFoundError and
     RequestRefusedError.
     """
-    counts = topics.counts_of(reader, topic)
+    counts = topics.read_partition_counts(reader, topic)
     if partition is not None:
         topics.check_partition(topic or "", partition, counts.get(topic or "", 0))
-    groups = topics.groups_of(reader, counts)
+    groups = topics.read_groups(reader, counts)
     assignments = [
         Assignment(each, number, name)
         for each, count in counts.items()

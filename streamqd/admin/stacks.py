@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamqd.admin import directives, published
-from streamqd.admin.directives import Steered
+from streamqd.admin.directives import WrittenDirective
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import ViewReader, lease_views
 from streamqd.errors import RequestRefusedError
@@ -32,7 +32,7 @@ class StackView:
     missed: bool
 
 
-def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> Steered:
+def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> WrittenDirective:
     """Ask the owner of an assignment to publish the stack of its worker.
 
     Requests of the fleet that are too old to be answered are removed. Raises RequestRefusedError if
@@ -55,9 +55,9 @@ def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> S
         )
     name, notes = f"stack:{assignment}", [f"{held.owner} owns it"]
     if dry_run:
-        return Steered(name, None, True, True, notes)
+        return WrittenDirective(name, None, True, True, notes)
     done = directives.write(fleet, name, remove=[f"stack:{each}" for each in old])
-    return Steered(name, done.at_unix_ms, True, False, notes)
+    return WrittenDirective(name, done.at_unix_ms, True, False, notes)
 
 
 def read(

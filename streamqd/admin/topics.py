@@ -10,7 +10,7 @@ from typing import Any
 from streamqd import config
 from streamqd.admin import backlog, topics_settings
 from streamqd.admin.assignments import measure_assignments
-from streamqd.admin.reading import Unreadable, ViewReader, group_names, memory_of
+from streamqd.admin.reading import Unreadable, ViewReader, group_names, measure_memory
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import InvalidRequestError, RequestRefusedError, TopicNotFoundError
 from streamqd.model import DLQ_SUFFIX, QUERY_PREFIX, Assignment
@@ -182,8 +182,8 @@ def _row(store: Store, topic: str) -> TopicRow | None:
     if meta is None and not reader.rows:
         return None
     count = meta.partitions if meta else 0
-    figures = figures_of(reader, {topic: count}).values()
-    names = groups_of(reader, {topic: count})[topic]
+    figures = read_figures(reader, {topic: count}).values()
+    names = read_groups(reader, {topic: count})[topic]
     return TopicRow(
         topic=topic,
         partitions=count,
@@ -249,7 +249,7 @@ def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
             reader.add(topics.missing_count_error(key))
 
 
-def counts_of(reader: ViewReader, topic: str | None) -> dict[str, int]:
+def read_partition_counts(reader: ViewReader, topic: str | None) -> dict[str, int]:
     """Return the partition count of one topic, or of all readable topics for None.
 
     Raises TopicNotFoundError.
@@ -267,7 +267,7 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
     """
     count, reader = partition_count(store, topic), ViewReader(store)
     meta = known_meta(reader, topic)
-    names = groups_of(reader, {topic: count})[topic]
+    names = read_groups(reader, {topic: count})[topic]
     rows = _partition_rows(reader, topic, count, names)
     registered = meta.settings if meta else {}
     stated = configured or config.Topic()
@@ -296,10 +296,10 @@ def describe(store: Store, topic: str, configured: config.Topic | None = None) -
 def _partition_rows(
     reader: ViewReader, topic: str, count: int, names: list[str]
 ) -> list[PartitionRow]:
-    figures = figures_of(reader, {topic: count}).values()
+    figures = read_figures(reader, {topic: count}).values()
     assignments = [Assignment(topic, number, name) for number in range(count) for name in names]
     rows = measure_assignments(reader, assignments, 0, count_max=backlog.COUNT_MAX)
-    sizes = memory_of(
+    sizes = measure_memory(
         reader.store, [reader.keys.stream(topic, number) for number in range(count)], SAMPLES
     )
     return [
@@ -355,7 +355,7 @@ def groups(
     return sorted(name for name in names if not (only_messages and name.startswith(QUERY_PREFIX)))
 
 
-def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[str]]:
+def read_groups(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[str]]:
     """Return the sorted names of the groups of each topic, given the partition counts."""
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
     found: dict[str, set[str]] = {topic: set() for topic in counts}
@@ -383,7 +383,7 @@ def groups_on(
     return [frozenset(names) for names in found]
 
 
-def figures_of(
+def read_figures(
     reader: ViewReader, counts: Mapping[str, int]
 ) -> dict[tuple[str, int], statistics.PartitionFigures]:
     """Return the figures of each partition.
@@ -393,12 +393,12 @@ def figures_of(
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
     calls = [statistics.measure_partition(reader.keys, *place) for place in places]
     return {
-        place: partition_figures_of(reader, place, reply)
+        place: parse_partition_figures(reader, place, reply)
         for place, reply in zip(places, reader.measure(calls), strict=True)
     }
 
 
-def partition_figures_of(
+def parse_partition_figures(
     reader: ViewReader, place: tuple[str, int], reply: Reply | None
 ) -> statistics.PartitionFigures:
     """Parse a reply to `statistics.measure_partition`. If it is None or invalid, return zeros."""

@@ -45,7 +45,7 @@ def show(store: Store, topic: str, configured: config.Topic | None) -> TopicSett
     (raw,) = reader.ask([("HGET", key, "settings")])
     registered = valid_settings(reader, raw, key)
     return replace(
-        _settings_of(topic, registered, configured, changed=False), unreadable=reader.rows
+        _make_settings(topic, registered, configured, changed=False), unreadable=reader.rows
     )
 
 
@@ -71,7 +71,7 @@ def change(
                 f" `streamqd topic create {topic}`"
             )
         if reply.word == "OK":
-            return _settings_of(topic, after, configured, changed=after != before)
+            return _make_settings(topic, after, configured, changed=after != before)
     raise RequestRefusedError(
         f"another client keeps changing the settings of {topic}, so nothing was changed; try again"
     )
@@ -180,7 +180,7 @@ def _text(setting: Setting | None, value: Any) -> str:
     return format_number(setting, value) if setting and number else json.dumps(value)
 
 
-def _settings_of(
+def _make_settings(
     topic: str, registered: dict[str, Any], configured: config.Topic | None, *, changed: bool
 ) -> TopicSettings:
     file = configured or config.Topic()

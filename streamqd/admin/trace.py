@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import delayed, outbox_messages, snapshot, topics
 from streamqd.admin.assignments import AssignmentRow
-from streamqd.admin.dead_letters.selection import DeadLetterFields, origin_of
+from streamqd.admin.dead_letters.selection import DeadLetterFields, find_origin
 from streamqd.admin.outbox_messages import OutboxUid
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Entry, Id, ask, last_id, pairs, read_id, server_unix_ms
@@ -249,7 +249,7 @@ def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
         if not missed.sent:
             raise RequestRefusedError(
                 f"delayed send {'/'.join(map(str, name))} not found: it was canceled, never"
-                f" sent, or written before the last {delayed.LOOK_BACK:,} entries of its partition"
+                f" sent, or written before the last {delayed.SEARCH_MAX:,} entries of its partition"
             )
         found = read_uid(missed.sent[0].uid)
         return replace(_Search(fleet, found, read_id(found.id)).run(), send_id=name.id)
@@ -502,7 +502,7 @@ class _Search:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def trace_id_of(headers: Mapping[str, str]) -> str:
+def parse_trace_id(headers: Mapping[str, str]) -> str:
     """Return the trace ID in the header `traceparent`, or '' if there is no valid one."""
     found = RUN_REFERENCE.fullmatch(headers.get("traceparent", ""))
     return found[1] if found and found[1].strip("0") and found[2].strip("0") else ""
@@ -511,7 +511,7 @@ def trace_id_of(headers: Mapping[str, str]) -> str:
 def _entry(name: Name, raw: list[Any]) -> EntryTrace:
     entry = Entry(name.partition, read_id(raw[0]), pairs(raw[1]))
     headers = entry.headers or {}
-    origin = origin_of(name.topic, entry)
+    origin = find_origin(name.topic, entry)
     return EntryTrace(
         id=str(entry.id),
         written_unix_ms=entry.id.ms,
@@ -523,7 +523,7 @@ def _entry(name: Name, raw: list[Any]) -> EntryTrace:
         copy_of="/".join(origin) if origin[2] else "",
         replay_of=headers.get(REPLAY_OF, ""),
         edited_from=headers.get(EDITED_FROM, ""),
-        trace_id=trace_id_of(headers),
+        trace_id=parse_trace_id(headers),
     )
 
 

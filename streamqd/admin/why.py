@@ -19,7 +19,7 @@ from streamqd.admin.assignments import (
     RecentFailure,
     dependency_failures,
 )
-from streamqd.admin.backlog import other_clients
+from streamqd.admin.backlog import count_other_clients
 from streamqd.admin.checks import Severity
 from streamqd.admin.condition import ALARMING, RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
 from streamqd.admin.growth import OWNER as GROWTH
@@ -96,15 +96,17 @@ class WaitFacts:
         return [each for each in self.alive if self.row.assignment[::2] in each.offers]
 
     @property
-    def fit(self) -> list[InstanceRow]:
+    def eligible(self) -> list[InstanceRow]:
         """The members in `offering` on which the assignment's worker is not crashing in a loop."""
         return [each for each in self.offering if self.row.assignment not in each.broken]
 
     @property
     def present(self) -> list[InstanceRow]:
-        """The members in `fit` that are neither leaving nor drained."""
+        """The members in `eligible` that are neither leaving nor drained."""
         return [
-            each for each in self.fit if not (each.leaving or each.instance in self.control.drains)
+            each
+            for each in self.eligible
+            if not (each.leaving or each.instance in self.control.drains)
         ]
 
     # --- figures of its worker, 0 when not published -------------
@@ -231,7 +233,7 @@ def answer(
     shown = _query_idle_seconds(
         reader, [assignment for assignment in assignments if assignment.is_of_query]
     )
-    held = dict(zip(assignments, other_clients(reader, assignments), strict=True))
+    held = dict(zip(assignments, count_other_clients(reader, assignments), strict=True))
     feeding = outboxes.read_for_topic(reader, topic, () if partition is not None else configured)
     late = [
         cause
@@ -313,7 +315,7 @@ def _query_idle_seconds(
     ]
     found = {}
     for assignment, reply in zip(assignments, reader.measure(calls), strict=True):
-        figures = topics.partition_figures_of(reader, assignment[:2], reply)
+        figures = topics.parse_partition_figures(reader, assignment[:2], reply)
         for query in figures.queries:
             if query.group == assignment.group and query.idle_ms is not None:
                 found[assignment] = query.idle_ms / 1000
@@ -405,7 +407,7 @@ def _applicable_rules(facts: WaitFacts) -> list[CauseRule]:
         else:
             rules += _first_matching_rule(_OWNED, facts) or _matching_rules(_AT_WORK, facts)
     rules += _matching_rules(_OTHER_CLIENTS, facts)
-    if not rules or not (facts.waits or any(rule.word in _GRAVE for rule in rules)):
+    if not rules or not (facts.waits or any(rule.word in _ALWAYS_REPORTED for rule in rules)):
         rules = _first_matching_rule(_FALLBACK, facts)
     return rules
 
@@ -435,7 +437,7 @@ def _fails(f: WaitFacts) -> bool:
     return f.failed > MOVING and f.failing_share >= FAILING_SHARE
 
 
-def _ends_dead(f: WaitFacts) -> bool:
+def _dead_letters_failures(f: WaitFacts) -> bool:
     """Return True if failed messages are dead-lettered and none is waiting for a retry."""
     return bool(f.row.dead_letters) and not f.row.waiting_retries
 
@@ -536,13 +538,13 @@ _UNOWNED = (
     ),
     CauseRule(
         "crash-loop",
-        lambda f: not f.fit,
+        lambda f: not f.eligible,
         "the worker of {assignment} crashes in a loop on {offering} and is backing off{last}",
         _FIX_CRASHES,
     ),
     CauseRule(
         "no-capacity",
-        lambda f: all(each.full for each in f.fit),
+        lambda f: all(each.full for each in f.eligible),
         "no instance owns {assignment}: the operating system refuses more processes ({limits})",
         _FIX_LIMITS,
     ),
@@ -678,7 +680,7 @@ _AT_WORK = (
     ),
     CauseRule(
         "failing",
-        lambda f: _fails(f) and _ends_dead(f),
+        lambda f: _fails(f) and _dead_letters_failures(f),
         "{failing_share} of the runs of {assignment} fail, and the messages are dead-lettered"
         " without another attempt ({failed} runs/s){last}",
         "fix the handler or its dependency{see_failed}; then run `streamqd dlq replay {topic}"
@@ -686,7 +688,7 @@ _AT_WORK = (
     ),
     CauseRule(
         "failing",
-        lambda f: _fails(f) and not _ends_dead(f),
+        lambda f: _fails(f) and not _dead_letters_failures(f),
         "{failing_share} of the runs of {assignment} fail{last}",
         "fix the handler or its dependency{see_failed}",
     ),
@@ -789,7 +791,7 @@ _FALLBACK = (
 
 _MOVES = ("idle", "lag-growing", "lagging", "moving", "running", "recovering")
 # Causes that are reported even if no message is waiting.
-_GRAVE = (
+_ALWAYS_REPORTED = (
     *(
         "no-instance",
         "no-consumer",
@@ -821,12 +823,12 @@ _WARNINGS = (
     *("changing-hands", "no-report", "query-silent", "slow-handler", "loop-blocked", "keys-held"),
     *("no-progress", "lag-growing", "lagging", "other-client", "unowned", "outbox-late", "unknown"),
 )
-_CALM = ("idle", "moving", "running", "starting", "waiting-for-retry")
+_NO_ACTION = ("idle", "moving", "running", "starting", "waiting-for-retry")
 
 
 def severity(word: str) -> Severity | None:
     """Return the severity of a cause, or None if no action is needed."""
-    if word in _CALM:
+    if word in _NO_ACTION:
         return None
     for words, found in ((_NOTES, Severity.NOTE), (_WARNINGS, Severity.WARNING)):
         if word in words:
@@ -878,10 +880,10 @@ def _sentence_values(f: WaitFacts) -> dict[str, object]:
         "scope_argument": as_argument(scope),
         "alive": plural(len(f.alive), "live instance"),
         "offering": ", ".join(each.instance for each in f.offering),
-        "fit": ", ".join(each.instance for each in f.fit),
+        "fit": ", ".join(each.instance for each in f.eligible),
         "taker": f.present[0].instance if f.present else "",
         "caps": ", ".join(f"{each.instance} {each.owned} of {each.cap}" for each in f.present),
-        "limits": ", ".join(_format_limit(each) for each in f.fit),
+        "limits": ", ".join(_format_limit(each) for each in f.eligible),
         "limit": _format_limit(f.holder) if f.holder else "",
         "silence": silence,
         "and_silence": f" and {silence}" if silence else "",

@@ -590,4 +590,4 @@ def _format_group(group: str | None) -> str:
 
 
 def _format_target(target: Target) -> str:
-    return "" if target == dead_letters.HOME else f" to {target}"
+    return "" if target == dead_letters.DEFAULT_TARGET else f" to {target}"

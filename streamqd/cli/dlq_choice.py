@@ -148,7 +148,7 @@ def command_line(
     args += ["dlq", verb, topic]
     for dead_letter_id in choice.ids:
         args += ["--id", dead_letter_id]
-    if not choice.narrows or (choice == MessageFilter(until_unix_ms=choice.until_unix_ms)):
+    if not choice.has_filters or (choice == MessageFilter(until_unix_ms=choice.until_unix_ms)):
         args.append("--all")
     texts = {
         "--group": choice.group,

@@ -91,7 +91,7 @@ def doctor(
     except RedisUnavailableError as unavailable:
         error = session.explain(unavailable)
         # A problem on this host may be the reason why Redis cannot be reached.
-        report = diagnosis.without_redis(session.settings, checks, str(error), unit=unit)
+        report = diagnosis.examine_without_redis(session.settings, checks, str(error), unit=unit)
         click.echo(f"Error: {error}", err=True)
         code = EXIT_REDIS
     if as_json:

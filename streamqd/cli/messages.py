@@ -241,7 +241,7 @@ def _require_choice(
     if IDs are combined with --all or another filter.
     """
     choice = _choice(session, **filters)
-    if ids and (every or choice.narrows):
+    if ids and (every or choice.has_filters):
         raise click.UsageError(
             f"{noun} cannot be used with --all or filters; pass one or the other"
         )
@@ -251,7 +251,7 @@ def _require_choice(
 
 
 def _describe_none(choice: MessageFilter, cursor: str, what: str) -> str:
-    return NO_MATCH if choice.narrows else f"no {'more ' if cursor else ''}{what}"
+    return NO_MATCH if choice.has_filters else f"no {'more ' if cursor else ''}{what}"
 
 
 # --- delayed sends --------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def _assignment_state(each: AssignmentRow) -> str:
     return _state(each.condition, each.longest_run_seconds, progress)
 
 
-def _describe_lag(now_unix_ms: int, group: fleet.Behind) -> str:
+def _describe_lag(now_unix_ms: int, group: fleet.LaggingGroup) -> str:
     """Return a sentence about the lag of a group, with its start and its trend."""
     lag = "more than 1,000 messages" if group.lag is None else count(group.lag, "message")
     where = (

@@ -218,7 +218,7 @@ def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> Fl
 
 def _read_slow_facts(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
     reader, dead = ViewReader(fleet.store), Counter[str]()
-    for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
+    for (topic, _), figures in topics.read_figures(reader, seen.topics).items():
         dead[topic] += figures.dead
     timed, rows = schedules.count_schedules(reader, None, seen.now_unix_ms)
     # A read-only Redis user may not be allowed to run some commands about the server, and ACL LOG

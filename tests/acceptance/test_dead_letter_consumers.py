@@ -14,7 +14,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import groups, growth, partitions, retries, topics, why
-from streamqd.admin.messages import EVERY
+from streamqd.admin.messages import MATCH_ALL
 from streamqd.admin.published import Fleet
 from streamqd.model import Assignment
 from streamqd.producer import Producer
@@ -182,7 +182,7 @@ def test_retries_of_a_dead_letter_group_can_be_canceled(make: NewDaemon):
         assert (told.row.group, told.row.owner, told.row.waiting_retries) == (READER, "one", 1)
         # Canceling the retry creates no dead letter, because the original dead letter is still
         # there.
-        rows = retries.select_rows(daemon.store, TOPIC, READER, EVERY)
+        rows = retries.select_rows(daemon.store, TOPIC, READER, MATCH_ALL)
         assert [each.uid for each in rows] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
         assert (done.dropped, done.dead_letters) == (1, 0)

@@ -105,7 +105,7 @@ def test_operator_moves_a_partition_to_another_instance(console, fleet, fleet_vi
     assignment = Assignment(TOPIC, 0, "bill")
     path = "/topics/orders/partitions/0/bill"
     with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-2") as two:
-        owner = wait_until(lambda: directives.owners_of(fleet_view, [assignment]).get(assignment))
+        owner = wait_until(lambda: directives.read_owners(fleet_view, [assignment]).get(assignment))
         to = {"one": "web-2", "web-2": "one"}[owner]
         wait_until(lambda: f'value="{to}" selected' in get_page(console, f"{path}/move"))
         answer = act(console, "otto", f"{path}/move", to=to, why="a <b>test</b>")

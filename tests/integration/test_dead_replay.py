@@ -16,9 +16,9 @@ import pytest
 from streamqd import config
 from streamqd.admin import audit, dead_letters
 from streamqd.admin.dead_letters import Target
-from streamqd.admin.dead_letters.passes import ReplayPace, fields_of
+from streamqd.admin.dead_letters.passes import ReplayPace, parse_exported_fields
 from streamqd.admin.dead_letters.selection import pages
-from streamqd.admin.messages import EVERY, MessageFilter
+from streamqd.admin.messages import MATCH_ALL, MessageFilter
 from streamqd.admin.reading import PAGE_MAX, server_unix_ms
 from streamqd.errors import RedisUnavailableError, RequestRefusedError, TopicNotFoundError
 from streamqd.message import Delivery, Message
@@ -618,7 +618,7 @@ def test_replay_plan_within_a_budget_states_lower_bounds(
     write_dead_letters(harness_at(1), 50, reason="dead")
     dead_only = MessageFilter(reason="dead")
 
-    def plan(choice: MessageFilter = EVERY, **more: object) -> tuple[object, ...]:
+    def plan(choice: MessageFilter = MATCH_ALL, **more: object) -> tuple[object, ...]:
         found = dead_letters.plan(store, TOPIC, choice, fleet="default", **more)  # type: ignore[arg-type]
         return found.dead_letters, found.examined, found.total, found.complete
 
@@ -761,12 +761,12 @@ def test_export_preserves_all_bytes(
     told = [json.loads(line) for line in lines]
     assert all("\n" not in line for line in lines)
     assert [each["id"] for each in told] == [*names, "2:5-1"]
-    assert fields_of(told[-1]) == odd
+    assert parse_exported_fields(told[-1]) == odd
     assert told[-1]["fields"][0] == {
         "name": "payload",
         "value": {"base64": base64.b64encode(odd[b"payload"]).decode()},
     }
-    assert list(fields_of(told[0])) == list(read_dead_letter(link, keys, 0, "1-0"))
+    assert list(parse_exported_fields(told[0])) == list(read_dead_letter(link, keys, 0, "1-0"))
     assert (done.exported, done.result, done.audited) == (151, "done", True)
     assert len(list_dead_letters(link, keys)) == 151
 
@@ -842,11 +842,11 @@ def test_replay_reports_a_missing_audit_entry(
 
 def test_dead_letter_filter_lists_its_audit_arguments() -> None:
     assert MessageFilter().audit_arguments() == {}
-    assert not MessageFilter().narrows
+    assert not MessageFilter().has_filters
     some = MessageFilter(key=b"\xff", headers=(("a", "b"),))
     assert some.audit_arguments() == {"key": "\\xff", "headers": {"a": "b"}}
-    assert some.narrows
-    assert not replace(some, key=None, headers=()).narrows
+    assert some.has_filters
+    assert not replace(some, key=None, headers=()).has_filters
 
 
 def test_dead_letter_pages_are_bounded(store: Store, harness_at: HarnessAt) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.admin.diagnosis import host, select_checks, without_redis
+from streamqd.admin.diagnosis import examine_without_redis, host, select_checks
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
 from streamqd.store.client import Connection
 from tests.support.doctor_case import DoctorCase
@@ -147,7 +147,7 @@ def test_doctor_finds_an_unwritable_state_directory(doctor_case: DoctorCase) -> 
     if was == 0:
         os.seteuid(NOBODY)  # root may write everywhere
     try:
-        report = without_redis(settings, select_checks(["host.state-dir"]), "not asked")
+        report = examine_without_redis(settings, select_checks(["host.state-dir"]), "not asked")
     finally:
         os.seteuid(was)
     [found] = report.findings

@@ -415,7 +415,7 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
     )
     reader = ViewReader(busy)
     topics_found = facts.gather_topics(reader, config.load(doctor_case.path), [])
-    places, _ = facts.places_of(topics_found)
+    places, _ = facts.select_partitions(topics_found)
     looked = facts.gather_partitions(reader.for_store(doctor_case.store), places, bodies=False)
     found = facts.gather_assignments(reader, looked)
     [assignment_found] = [each for each in found if each.assignment == assignment]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from streamqd import housekeeper, logs, process
-from streamqd.admin.backlog import held_by_others
+from streamqd.admin.backlog import parse_other_clients
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.errors import RedisResponseError
 from streamqd.housekeeper import Housekeeper, figures, health, page, promoter
@@ -262,11 +262,11 @@ def test_reclaimer_flags_ownerless_entries_immediately(
 def test_reclaimer_counts_entries_without_a_consumer() -> None:
     """In the reply of Redis 8.8, the list has no consumer and the summary one more entry."""
     summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
-    assert held_by_others([summary, None]) == {"": 1}
-    assert held_by_others([[1, b"1-0", b"1-0", []], None]) == {"": 1}
-    assert held_by_others([None, [1, b"1-0", b"1-0", [[b"", b"1"]]]]) == {"": 1}
-    assert held_by_others([[2, b"1-0", b"2-0", [[b"w", b"2"]]], None]) == {}
-    assert held_by_others([[1, b"1-0", b"1-0", [[b"x", b"1"]]], summary]) == {"x": 1, "": 1}
+    assert parse_other_clients([summary, None]) == {"": 1}
+    assert parse_other_clients([[1, b"1-0", b"1-0", []], None]) == {"": 1}
+    assert parse_other_clients([None, [1, b"1-0", b"1-0", [[b"", b"1"]]]]) == {"": 1}
+    assert parse_other_clients([[2, b"1-0", b"2-0", [[b"w", b"2"]]], None]) == {}
+    assert parse_other_clients([[1, b"1-0", b"1-0", [[b"x", b"1"]]], summary]) == {"x": 1, "": 1}
 
 
 def test_reclaimer_continues_after_a_missing_group(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamqd.admin import dead_letters, delayed, pending, retries, tail
-from streamqd.admin.messages import EVERY, MessageFilter, MessageList
+from streamqd.admin.messages import MATCH_ALL, MessageFilter, MessageList
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -42,7 +42,7 @@ def store(link: Connection, keys: Keys, harness_at: HarnessAt) -> Store:
     return Store(link, keys)
 
 
-def names(store: Store, listed: Listed, choice: MessageFilter = EVERY, **how: Any) -> list[str]:
+def names(store: Store, listed: Listed, choice: MessageFilter = MATCH_ALL, **how: Any) -> list[str]:
     """Return the cursor position of every message in the pages of a list."""
     found: list[str] = []
     cursor = ""
@@ -134,4 +134,4 @@ def test_filter_compares_each_field() -> None:
         MessageFilter(until_unix_ms=5),
     ):
         assert not choice.takes(5, fields)
-    assert replace(MessageFilter(key=b"k"), key=None).narrows is False
+    assert replace(MessageFilter(key=b"k"), key=None).has_filters is False

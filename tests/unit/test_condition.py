@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.admin.condition import condition, describe_condition, gravity
+from streamqd.admin.condition import condition, describe_condition, severity_rank
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_condition_of_an_assignment_is_one_word(
 def test_group_condition_is_the_worst_of_its_assignments() -> None:
     """A group shows the worst word of its assignments. A word of a later version is unknown."""
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
-    ranked = sorted(words, key=gravity)
+    ranked = sorted(words, key=severity_rank)
     assert ranked == ["crash-loop", "circuit-open", "stopped", "later", "running", "ready"]
     assert [describe_condition(word) for word in ("circuit-open", "free", "later")] == [
         "circuit open",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.admin.directives import DepartingAssignment, Departure, takers
+from streamqd.admin.directives import DepartingAssignment, Departure, predict_takers
 from streamqd.cli import fleet
 from streamqd.model import Assignment
 from streamqd.policy.assignment import Member
@@ -24,7 +24,7 @@ def member_view(
 def test_remaining_members_share_the_assignments() -> None:
     owners = dict.fromkeys(HITS, "a")
 
-    taken = takers("a", [member_view("b"), member_view("c")], HITS, owners, {})
+    taken = predict_takers("a", [member_view("b"), member_view("c")], HITS, owners, {})
 
     assert sorted(to for to, _ in taken.values()) == ["b", "b", "c", "c"]
     assert {why for _, why in taken.values()} == {""}
@@ -33,13 +33,13 @@ def test_remaining_members_share_the_assignments() -> None:
 def test_departure_lists_only_assignments_of_the_member() -> None:
     owners = {HITS[0]: "a", HITS[1]: "b", HITS[2]: "b"}
 
-    assert takers("a", [member_view("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
+    assert predict_takers("a", [member_view("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
 
 
 def test_assignment_without_another_consumer_is_stranded() -> None:
     owners = {HITS[0]: "a", MAIL: "a"}
 
-    taken = takers("a", [member_view("b")], [*HITS, MAIL], owners, {})
+    taken = predict_takers("a", [member_view("b")], [*HITS, MAIL], owners, {})
 
     assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-consumer")}
 
@@ -47,7 +47,7 @@ def test_assignment_without_another_consumer_is_stranded() -> None:
 def test_assignments_above_all_caps_are_stranded() -> None:
     owners = {HITS[0]: "a", HITS[1]: "a", HITS[2]: "b", HITS[3]: "b"}
 
-    taken = takers("a", [member_view("b", cap=3)], HITS, owners, {})
+    taken = predict_takers("a", [member_view("b", cap=3)], HITS, owners, {})
 
     assert sorted(taken.values()) == [("", "max-partitions"), ("b", "")]
 
@@ -55,7 +55,7 @@ def test_assignments_above_all_caps_are_stranded() -> None:
 def test_assignments_broken_on_others_are_stranded() -> None:
     owners = dict.fromkeys(HITS, "a")
 
-    taken = takers("a", [member_view("b", broken=(HITS[2],))], HITS, owners, {})
+    taken = predict_takers("a", [member_view("b", broken=(HITS[2],))], HITS, owners, {})
 
     assert taken[HITS[2]] == ("", "broken")
     assert taken[HITS[1]] == ("b", "")
@@ -64,7 +64,7 @@ def test_assignments_broken_on_others_are_stranded() -> None:
 def test_move_directive_overrides_the_balance() -> None:
     owners = dict.fromkeys(HITS[:2], "a")
 
-    taken = takers(
+    taken = predict_takers(
         "a", [member_view("b"), member_view("c")], HITS[:2], owners, dict.fromkeys(HITS[:2], "c")
     )
 
@@ -72,7 +72,7 @@ def test_move_directive_overrides_the_balance() -> None:
 
 
 def test_last_instance_strands_all_assignments() -> None:
-    assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-consumer")}
+    assert predict_takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-consumer")}
 
 
 def test_many_stranded_assignments_are_summarized(capsys: pytest.CaptureFixture[str]) -> None:

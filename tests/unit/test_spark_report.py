@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from streamqd.admin.fleet import Behind, GroupStatus, StatusView
+from streamqd.admin.fleet import GroupStatus, LaggingGroup, StatusView
 from streamqd.admin.reading import Unreadable
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.cli import cli
@@ -35,13 +35,13 @@ GROUP = GroupStatus(
     condition_partitions=4, longest_run_seconds=None, reason="", rate=2.0, lag=0, pending=0,
     waiting_retries=0, dead_letters=0, oldest_unix_ms=None,
 )  # fmt: skip
-LATE = Behind("orders", "billing", 90, NOW - 600_000, 3.0, [0])
+LATE = LaggingGroup("orders", "billing", 90, NOW - 600_000, 3.0, [0])
 NO_SCHEDULES = ScheduleTotals(0, 0, 0, 0, 0, 0, None)
 FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, NO_SCHEDULES, [])
 
 
 def live_fleet(
-    *groups: GroupStatus, lagging: list[Behind] | None = None, **more: Any
+    *groups: GroupStatus, lagging: list[LaggingGroup] | None = None, **more: Any
 ) -> StatusView:
     """Return a fleet with a live instance."""
 

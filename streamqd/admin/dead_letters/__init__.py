@@ -22,7 +22,7 @@ from streamqd.admin.dead_letters.listing import (
 )
 from streamqd.admin.dead_letters.passes import Export, Exported, Purged, purge
 from streamqd.admin.dead_letters.replay import (
-    HOME,
+    DEFAULT_TARGET,
     MAX_REPLAYS,
     Receiver,
     ReplayPlan,
@@ -40,7 +40,7 @@ from streamqd.admin.dead_letters.selection import (
 )
 
 __all__ = [
-    "HOME",
+    "DEFAULT_TARGET",
     "MAX_REPLAYS",
     "Causes",
     "DeadLetterDetail",

@@ -13,14 +13,14 @@ from streamqd.admin.dead_letters.selection import (
     KNOWN,
     DeadLetterFields,
     Stop,
+    count_replays,
+    dead_letter_streams,
     find,
+    find_origin,
     never_stop,
-    origin_of,
-    replays_of,
-    streams_of,
 )
 from streamqd.admin.messages import (
-    EVERY,
+    MATCH_ALL,
     FoundMessage,
     MessageFilter,
     MessageList,
@@ -149,7 +149,7 @@ def messages(store: Store, topic: str) -> MessageList[Entry, DeadLetterRow]:
 
     Raises TopicNotFoundError.
     """
-    streams = list(streams_of(store, topic).values())
+    streams = list(dead_letter_streams(store, topic).values())
     return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
 
 
@@ -158,7 +158,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
 
     Raises TopicNotFoundError, and RequestRefusedError if the ID is not found.
     """
-    entry = find(store, streams_of(store, topic), dead_letter_id)
+    entry = find(store, dead_letter_streams(store, topic), dead_letter_id)
     row = _row(topic, entry)
     known = DeadLetterFields(entry.fields).fields_for(DeadLetterDetail)
     span = RUN_REFERENCE.fullmatch(entry.fields.get(LAST_RUN, b"").decode("utf-8", "replace"))
@@ -195,11 +195,11 @@ def mask_dead_letter(dead_letter: DeadLetterDetail) -> DeadLetterDetail:
 
 
 def _row(topic: str, entry: Entry) -> DeadLetterRow:
-    origin, number, original = origin_of(topic, entry)
+    origin, number, original = find_origin(topic, entry)
     return DeadLetterRow(
         id=str(entry.place),
         **DeadLetterFields(entry.fields).fields_for(DeadLetterRow),
-        replays=replays_of(entry),
+        replays=count_replays(entry),
         uid=f"{origin}/{number}/{original}" if original else "",
         key=entry.fields.get(b"key"),
         fingerprint=dead_letter_fingerprint(entry.fields),
@@ -309,7 +309,7 @@ class _CauseTally:
         instance = DeadLetterFields(entry.fields).text(b"instance")
         if len(self.instances) < INSTANCES_MAX and instance:
             self.instances[instance] = None
-        replays = replays_of(entry)
+        replays = count_replays(entry)
         self.replayed += replays > 0
         self.replays = max(self.replays, replays)
 
@@ -332,7 +332,7 @@ class _CauseTally:
 def causes(
     store: Store,
     topic: str,
-    choice: MessageFilter = EVERY,
+    choice: MessageFilter = MATCH_ALL,
     *,
     last: int | None = None,
     budget: int | None = None,
@@ -356,7 +356,7 @@ class DeadLetterSurvey(NamedTuple):
 def survey(
     store: Store,
     topic: str,
-    choice: MessageFilter = EVERY,
+    choice: MessageFilter = MATCH_ALL,
     *,
     limit: int = 0,
     last: int | None = None,

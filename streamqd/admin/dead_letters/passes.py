@@ -26,8 +26,8 @@ from streamqd.admin import audit, retention
 from streamqd.admin.dead_letters.selection import (
     DeadLetterFields,
     Stop,
+    find_origin,
     never_stop,
-    origin_of,
     pages,
 )
 from streamqd.admin.messages import MessageFilter
@@ -316,7 +316,7 @@ class Export:
 def document(topic: str, entry: Entry) -> dict[str, Any]:
     """Return a dead letter as a JSON document, in the format that the module describes."""
     dead_letter = DeadLetterFields(entry.fields)
-    *origin, original_id = origin_of(topic, entry)
+    *origin, original_id = find_origin(topic, entry)
     return {
         "id": str(entry.place),
         "topic": topic,
@@ -331,7 +331,7 @@ def document(topic: str, entry: Entry) -> dict[str, Any]:
     }
 
 
-def fields_of(document: dict[str, Any]) -> dict[bytes, bytes]:
+def parse_exported_fields(document: dict[str, Any]) -> dict[bytes, bytes]:
     """Return the fields of an exported dead letter from its document."""
     return {_raw(each["name"]): _raw(each["value"]) for each in document["fields"]}
 

@@ -24,12 +24,12 @@ from streamqd.admin.dead_letters.selection import (
     REPLAYS_HEADER,
     DeadLetterFields,
     Stop,
+    count_replays,
+    find_origin,
     limit_pages,
     never_stop,
-    origin_of,
+    page_size,
     pages,
-    replays_of,
-    size_of,
     total,
 )
 from streamqd.admin.messages import MessageFilter
@@ -42,7 +42,10 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.words import plural
 
-_FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # initial counters of a replayed message
+_RESET_COUNTERS = {
+    b"retryCount": b"0",
+    b"crashCount": b"0",
+}  # initial counters of a replayed message
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Target:
         return where if self.partition is None else f"{where}, on partition {self.partition}"
 
 
-HOME = Target()
+DEFAULT_TARGET = Target()
 
 
 class Destination(NamedTuple):
@@ -139,9 +142,9 @@ class Route:
 
 def changed_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
     """Return the fields that a replay sets: counters, origin and headers."""
-    replays = replays_of(entry) + 1
-    fields = {**_FRESH, b"replayCount": b"%d" % replays}
-    origin_topic, origin_partition, original_id = origin_of(topic, entry)
+    replays = count_replays(entry) + 1
+    fields = {**_RESET_COUNTERS, b"replayCount": b"%d" % replays}
+    origin_topic, origin_partition, original_id = find_origin(topic, entry)
     origin = (origin_topic, origin_partition)
     if original_id and origin != (to.topic, str(to.partition)):
         # In another partition, the uid can only be derived from these fields.
@@ -206,7 +209,7 @@ def replay(
     topic: str,
     choice: MessageFilter,
     *,
-    target: Target = HOME,
+    target: Target = DEFAULT_TARGET,
     rate: float | None = None,
     limit: int | None = None,
     max_replays: int = MAX_REPLAYS,
@@ -266,7 +269,7 @@ def refusal(route: Route, entry: Entry, max_replays: int) -> str:
         return NO_GROUP_NAMED
     if b"payloadBytes" in entry.fields:
         return BODY_WITHHELD
-    if replays_of(entry) >= max_replays:
+    if count_replays(entry) >= max_replays:
         return refuse_replayed(max_replays)
     if (
         not route.stays(entry, to)
@@ -482,7 +485,7 @@ def plan(
     choice: MessageFilter,
     *,
     fleet: str,
-    target: Target = HOME,
+    target: Target = DEFAULT_TARGET,
     max_replays: int = MAX_REPLAYS,
     limit: int | None = None,
     budget: int | None = None,
@@ -496,7 +499,7 @@ def plan(
     route = Route(store, topic, target)
     receiving = target.topic or topic
     groups = topics.groups(store, receiving, range(route.count), only_messages=True)
-    found = pages(store, topic, choice, size_of(budget))
+    found = pages(store, topic, choice, page_size(budget))
     until = server_unix_ms(store.connection) + 1
     everything = total(store, topic)
     tally = _PlanTally(route, groups, max_replays, limit)

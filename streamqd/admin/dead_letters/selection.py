@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from streamqd.admin import topics
-from streamqd.admin.messages import EVERY, MessageFilter
+from streamqd.admin.messages import MATCH_ALL, MessageFilter
 from streamqd.admin.reading import (
     PAGE_MAX,
     SEQ_MAX,
@@ -49,13 +49,13 @@ _TEXTS = (
     *("handler", "instance", "traceback", "signal"),
 )
 _NUMBERS = ("attempts", "crashes", "failed_unix_ms", "original_unix_ms", "exit_code", "pid", "rss")
-_ELSE_IN_REDIS = {"failed_unix_ms": "failedAt", "original_unix_ms": "timestamp"}
+_OTHER_REDIS_NAMES = {"failed_unix_ms": "failedAt", "original_unix_ms": "timestamp"}
 
 
 def _redis_name(name: str) -> bytes:
     """Return the name of a field in Redis. For example, `error_class` is stored as `errorClass`."""
     first, *words = name.split("_")
-    return _ELSE_IN_REDIS.get(name, first + "".join(map(str.title, words))).encode()
+    return _OTHER_REDIS_NAMES.get(name, first + "".join(map(str.title, words))).encode()
 
 
 class DeadLetterFields:
@@ -80,7 +80,7 @@ class DeadLetterFields:
         return texts | {name: self.number(_redis_name(name)) for name in _NUMBERS if name in names}
 
 
-def replays_of(entry: Entry) -> int:
+def count_replays(entry: Entry) -> int:
     """Return the number of times that a dead letter was replayed, by any kind of replay."""
     found = max(0, DeadLetterFields(entry.fields).number(b"replayCount") or 0)
     raw = entry.fields.get(b"headers", b"")
@@ -91,7 +91,7 @@ def replays_of(entry: Entry) -> int:
     return found
 
 
-def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
+def find_origin(topic: str, entry: Entry) -> tuple[str, str, str]:
     """Return the topic, partition and ID of a message's first write.
 
     The ID is '' if it was not recorded.
@@ -120,7 +120,7 @@ def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
     return Entry(place.partition, place.id, pairs(page[0][1]))
 
 
-def streams_of(store: Store, topic: str) -> dict[int, str]:
+def dead_letter_streams(store: Store, topic: str) -> dict[int, str]:
     """Return the key of each partition's dead-letter stream. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     return {number: store.keys.dlq(topic, number) for number in range(count)}
@@ -128,7 +128,7 @@ def streams_of(store: Store, topic: str) -> dict[int, str]:
 
 def total(store: Store, topic: str) -> int:
     """Return the number of dead letters of a topic. Raises TopicNotFoundError."""
-    streams = streams_of(store, topic)
+    streams = dead_letter_streams(store, topic)
     return sum(ask(store, [("XLEN", stream) for stream in streams.values()]))
 
 
@@ -165,7 +165,7 @@ def pages(
     the call are not read. Raises TopicNotFoundError. Raises RequestRefusedError if the partition or
     a named dead letter does not exist, or if a named dead letter does not match.
     """
-    streams = streams_of(store, topic)
+    streams = dead_letter_streams(store, topic)
     if choice.partition is not None:
         topics.check_partition(topic, choice.partition, len(streams))
         streams = {choice.partition: streams[choice.partition]} if not choice.ids else streams
@@ -261,10 +261,10 @@ def count_within(
     letter is read. Raises TopicNotFoundError and RequestRefusedError.
     """
     everything = total(store, topic)
-    if choice == EVERY:
+    if choice == MATCH_ALL:
         return MatchCount(everything, everything, everything, complete=True)
     dead_letters = examined = 0
-    for page in limit_pages(pages(store, topic, choice, size_of(budget)), budget, stop):
+    for page in limit_pages(pages(store, topic, choice, page_size(budget)), budget, stop):
         if page is None:
             return MatchCount(dead_letters, examined, everything, complete=False)
         dead_letters += len(page.dead_letters)
@@ -272,7 +272,7 @@ def count_within(
     return MatchCount(dead_letters, examined, everything, complete=True)
 
 
-def size_of(budget: int | None) -> int:
+def page_size(budget: int | None) -> int:
     """Return the page size of a walk that examines at most `budget` dead letters."""
     return PAGE_MAX if budget is None else max(1, min(PAGE_MAX, budget))
 

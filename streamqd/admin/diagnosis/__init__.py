@@ -37,7 +37,7 @@ from streamqd.admin.diagnosis.facts import (
     gather_partitions,
     gather_server,
     gather_topics,
-    places_of,
+    select_partitions,
 )
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import ViewReader, server_unix_ms
@@ -115,7 +115,7 @@ def examine(
     )
 
 
-def without_redis(
+def examine_without_redis(
     settings: Settings, checks: Sequence[Check[DiagnosisFacts]], error: str, *, unit: str = ""
 ) -> DiagnosisReport:
     """Run only the checks that do not need Redis, because Redis does not answer."""
@@ -154,19 +154,19 @@ def gather(
     servers: dict[str, ServerHealth] = {}
     for node in link.masters() if Need.SERVER in needs else ():
         servers[node.address] = gather_server(reader.for_store(Store(node, store.keys)))
-    lacking, members, found = [], FleetHealth(), []
+    missing_permissions, members, found = [], FleetHealth(), []
     if Need.PERMISSIONS in needs:
         try:
-            lacking = rights_of.find_missing(store, name)
+            missing_permissions = rights_of.find_missing(store, name)
         except RedisResponseError as error:
-            lacking = [rights_of.MissingPermission("MULTI", "")]
+            missing_permissions = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other permissions, because MULTI is refused: {error}")
     if needs & {Need.FLEET, Need.TOPICS, Need.ASSIGNMENTS}:
         members = gather_fleet(Fleet(store, name, settings.daemon.lease_ttl), reader)
     facts = DiagnosisFacts(settings, now, fleet=members)
     if needs & {Need.TOPICS, Need.ASSIGNMENTS}:
         found = gather_topics(reader, settings, [topic for topic, _ in facts.offered])
-    places, total = places_of(found if Need.ASSIGNMENTS in needs else [])
+    places, total = select_partitions(found if Need.ASSIGNMENTS in needs else [])
     if len(places) < total:
         unseen.append(f"{total - len(places):,} of {total:,} partitions: the last of each topic")
     if Need.BODIES in needs and len(places) > BODIES_MAX:
@@ -191,7 +191,7 @@ def gather(
         now_unix_ms=now,
         server=next(iter(servers.values()), facts.server),
         servers=servers if len(servers) > 1 else {},
-        lacking=lacking,
+        missing_permissions=missing_permissions,
         fleet=members,
         topics=found,
         partitions=looked,

@@ -143,7 +143,7 @@ class PartitionFacts:
     groups: frozenset[str]
     figures: PartitionFigures | None
     delayed_sends: Delays
-    stand: PartitionPositions | None
+    positions: PartitionPositions | None
     oldest_dead_letter_unix_ms: int | None
     large_bytes: int | None
 
@@ -264,8 +264,8 @@ class Host:
     unit_source: str = ""  # source of the service manager's stop timeout, '' if there is none
     stop_seconds: float | None = None
     descriptors: int | None = None
-    descriptors_of: str = ""
-    descriptors_of_system: int | None = None
+    descriptors_owner: str = ""
+    system_descriptors: int | None = None
     assignments: int = 0  # assignments of the configured consumers
     oom_group: str = ""  # control group that the kernel kills as a whole, '' if there is none
 
@@ -282,7 +282,7 @@ class DiagnosisFacts:
     now_unix_ms: int
     server: ServerHealth = field(default_factory=ServerHealth)
     servers: Mapping[str, ServerHealth] = field(default_factory=dict)
-    lacking: Sequence[MissingPermission] = ()
+    missing_permissions: Sequence[MissingPermission] = ()
     fleet: FleetHealth = field(default_factory=FleetHealth)
     topics: Sequence[TopicFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
@@ -317,7 +317,7 @@ class DiagnosisFacts:
         return [row for name, each in summaries for row in published_rows(name, each)]
 
     @cached_property
-    def living(self) -> Sequence[Heartbeat]:
+    def live_heartbeats(self) -> Sequence[Heartbeat]:
         """The members that send heartbeats."""
         state = self.fleet.state
         return [heartbeat for heartbeat in state.heartbeats if heartbeat.instance in state.live]
@@ -426,8 +426,8 @@ def gather_fleet(fleet: Fleet, reader: ViewReader) -> FleetHealth:
     """Read the published state of the fleet."""
     state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
-    summaries = published.summaries(reader, fleet.name, names)
-    duplicates = published.duplicates(reader, fleet.name, names)
+    summaries = published.read_summaries(reader, fleet.name, names)
+    duplicates = published.read_duplicates(reader, fleet.name, names)
     return FleetHealth(state, dict(zip(names, summaries, strict=True)), duplicates=duplicates)
 
 
@@ -573,7 +573,7 @@ BODIES_MAX = 64  # partitions whose first and last message are read
 BODIES_AT_ONCE = 8  # bodies read in one round trip
 
 
-def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
+def select_partitions(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
     """Return the partitions to examine, and the total number of partitions.
 
     If there are too many, only the first partitions of each topic are examined, in equal shares.
@@ -595,7 +595,7 @@ def gather_partitions(
     types = reader.wrong_types([_key_types(keys, *name) for name in names])
     groups = groups_on(reader, names)
     figures = reader.measure([statistics.measure_partition(keys, *name) for name in names])
-    stands = reader.measure([measure_retention(keys, *name) for name in names])
+    position_replies = reader.measure([measure_retention(keys, *name) for name in names])
     scheduled = gather_delays(
         reader, [(keys.delayed_sends(*name), keys.delayed_send_items(*name)) for name in names]
     )
@@ -609,7 +609,7 @@ def gather_partitions(
             groups=groups[at],
             figures=reader.figures(statistics.partition_figures, reply, keys.trim(*name)),
             delayed_sends=scheduled[at] if not types[at] else Delays(),
-            stand=parse_positions(reader, *name, stands[at]),
+            positions=parse_positions(reader, *name, position_replies[at]),
             oldest_dead_letter_unix_ms=dead_letters.get(name),
             large_bytes=large.get(name),
         )
@@ -672,14 +672,14 @@ def gather_assignments(
         for each in partitions
         for group in sorted(each.groups)
     ]
-    stands = {
+    group_positions = {
         Assignment(each.topic, each.partition, group.name): group
         for each in partitions
-        for group in (each.stand.groups if each.stand else ())
+        for group in (each.positions.groups if each.positions else ())
     }
     types = reader.wrong_types([_assignment_types(keys, assignment) for assignment in assignments])
-    figures = backlog.figures(reader, assignments)
-    held = backlog.other_clients(reader, assignments)
+    figures = backlog.measure(reader, assignments)
+    held = backlog.count_other_clients(reader, assignments)
     lease_checks = _check_leases(reader, assignments)
     delays = gather_delays(
         reader,
@@ -693,17 +693,17 @@ def gather_assignments(
             held=held[at],
             lease_checks=lease_checks[at],
             delays=delays[at],
-            blocking=_find_blocking_group(stands.get(assignment), lease_checks[at]),
+            blocking=_find_blocking_group(group_positions.get(assignment), lease_checks[at]),
         )
         for at, assignment in enumerate(assignments)
     ]
 
 
 def _find_blocking_group(
-    stand: GroupPosition | None, lease_checks: Sequence[LeaseCheck]
+    position: GroupPosition | None, lease_checks: Sequence[LeaseCheck]
 ) -> BlockingGroup | None:
     lease = lease_checks[-1].fence if lease_checks else None
-    return stand and blocking_group(stand, lease, ABANDONED_SECONDS)
+    return position and blocking_group(position, lease, ABANDONED_SECONDS)
 
 
 def _assignment_types(keys: Keys, assignment: Assignment) -> dict[str, str]:

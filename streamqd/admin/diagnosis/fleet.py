@@ -27,7 +27,7 @@ ROUND_TRIPS = 50  # shortest lease in round trips to the server, 10 for each ren
 def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No instance is live, but a consumer is configured or a topic has groups."""
     work = facts.configured or any(topic.groups for topic in facts.topics)
-    if work and not facts.living:
+    if work and not facts.live_heartbeats:
         members = [heartbeat.instance for heartbeat in facts.fleet.state.heartbeats][:16]
         found = instances.no_instances(facts.settings.daemon.fleet)
         yield replace(found, evidence={"members": members})
@@ -36,7 +36,7 @@ def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.not-offered", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No live instance runs a consumer that is configured or ran before."""
-    if not facts.living:
+    if not facts.live_heartbeats:
         return
     for topic in facts.topics:
         if topic.partitions is None:
@@ -55,7 +55,7 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 " instances that run with --only or an older version. If the group is not needed,"
                 f" run `streamqd group delete {topic.name} {group}`",
                 about=f"{topic.name}/{group}",
-                evidence={"live": [heartbeat.instance for heartbeat in facts.living][:16]},
+                evidence={"live": [heartbeat.instance for heartbeat in facts.live_heartbeats][:16]},
             )
 
 
@@ -98,7 +98,7 @@ def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.directives-for-missing", Severity.WARNING, Need.FLEET)
 def _directives_for_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive is for an instance that is not live."""
-    known = {heartbeat.instance for heartbeat in facts.living} | {ALL_INSTANCES}
+    known = {heartbeat.instance for heartbeat in facts.live_heartbeats} | {ALL_INSTANCES}
     directives = facts.fleet.state.control
     gone = {
         f"move:{assignment}": directive.to for assignment, directive in directives.moves.items()

@@ -60,8 +60,8 @@ def gather(settings: Settings, unit: str, assignments: int) -> Host:
         unit_source=source,
         stop_seconds=seconds,
         descriptors=descriptors,
-        descriptors_of=limited_process,
-        descriptors_of_system=_number(Path("/proc/sys/fs/file-max")),
+        descriptors_owner=limited_process,
+        system_descriptors=_number(Path("/proc/sys/fs/file-max")),
         assignments=assignments,
         oom_group=_find_oom_group(settings),
     )
@@ -344,20 +344,20 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     needed = host.assignments * DESCRIPTORS_EACH + BASE_DESCRIPTORS
     if host.descriptors is not None and host.descriptors < needed:
         yield CheckResult(
-            f"{host.descriptors_of} may open {host.descriptors:,} files, but the"
+            f"{host.descriptors_owner} may open {host.descriptors:,} files, but the"
             f" {host.assignments:,} partitions of the configuration need about {needed:,}",
             f"write `LimitNOFILE={max(65_536, needed)}` into the unit file, or `ulimit -Hn"
             f" {max(65_536, needed)}` before the start, or limit daemon.max_partitions",
             evidence={"limit": host.descriptors, "needed": needed, "assignments": host.assignments},
         )
     needed_by_all = host.assignments * PROCESS_DESCRIPTORS
-    if host.descriptors_of_system is not None and host.descriptors_of_system < needed_by_all:
+    if host.system_descriptors is not None and host.system_descriptors < needed_by_all:
         yield CheckResult(
-            f"all processes of this host together may open {host.descriptors_of_system:,} files"
+            f"all processes of this host together may open {host.system_descriptors:,} files"
             f" (fs.file-max), but {host.assignments:,} workers need about {needed_by_all:,}",
             f"run `sysctl -w fs.file-max={2 * needed_by_all}`, and write the setting to a file in"
             " /etc/sysctl.d",
-            evidence={"file_max": host.descriptors_of_system, "needed": needed_by_all},
+            evidence={"file_max": host.system_descriptors, "needed": needed_by_all},
         )
 
 

@@ -146,9 +146,9 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             each.partition
             for each in facts.partitions
             if each.topic == topic.name
-            and each.stand is not None
-            and each.stand.unarchived
-            and read_id(each.stand.unarchived).ms < limit
+            and each.positions is not None
+            and each.positions.unarchived
+            and read_id(each.positions.unarchived).ms < limit
         ]
         if held:
             yield CheckResult(

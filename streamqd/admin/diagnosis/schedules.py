@@ -41,7 +41,7 @@ def _without_group(reader: ViewReader, found: list[Schedule]) -> dict[str, str]:
     """Return the schedules whose `overlap` names a group that does not read their topic."""
     skipping = [each for each in found if each.overlap_group]
     counts = topics.read_counts(reader, sorted({each.topic for each in skipping}))
-    readers = topics.groups_of(reader, {name: many for name, many in counts.items() if many})
+    readers = topics.read_groups(reader, {name: many for name, many in counts.items() if many})
     return {
         each.name: each.overlap_group
         for each in skipping

@@ -266,7 +266,7 @@ def _product(facts: DiagnosisFacts) -> tuple[str, str]:
 
 
 @check("server.vulnerabilities", Severity.WARNING, Need.SERVER)
-def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _vulnerabilities(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server's version has known vulnerabilities."""
     product, version = _product(facts)
     fix = lowest_safe_version(product, version)
@@ -357,7 +357,7 @@ KEYS_SHOWN = 4
 def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The Redis user lacks a permission that a daemon needs."""
     user = facts.settings.redis.username or "default"
-    for command, shown in by_command(facts.lacking).items():
+    for command, shown in by_command(facts.missing_permissions).items():
         name = command.lower().replace(" ", "|")
         where = f" on {shown[0]}" if shown else ""
         more = f" and {len(shown) - 1} other keys" if len(shown) > 1 else ""

@@ -18,11 +18,11 @@ from streamqd.admin.reading import (
     Unreadable,
     ViewReader,
     lease_views,
-    memory_of,
+    measure_memory,
     read_id,
     server_unix_ms,
 )
-from streamqd.admin.retention import ARCHIVE, COUNT_MAX, count, floor_of, parse_positions
+from streamqd.admin.retention import ARCHIVE, COUNT_MAX, count, find_floor, parse_positions
 from streamqd.model import Assignment
 from streamqd.store import retention
 from streamqd.store.leases import LeaseView
@@ -158,23 +158,23 @@ def examine(
     holds = config.effective(configured or config.Topic(), meta.settings if meta else {})
     now = server_unix_ms(store.connection)
     calls = [retention.measure(store.keys, topic, number) for number in range(total)]
-    stands: dict[int, PartitionPositions] = {}
+    by_partition: dict[int, PartitionPositions] = {}
     for number, reply in enumerate(reader.measure(calls)):
-        stand = parse_positions(reader, topic, number, reply)
-        if stand is not None:
-            stands[number] = stand
-    groups = _groups(reader, topic, stands, abandoned_after)
-    side_streams = _measure_side_streams(reader, topic, stands)
+        positions = parse_positions(reader, topic, number, reply)
+        if positions is not None:
+            by_partition[number] = positions
+    groups = _groups(reader, topic, by_partition, abandoned_after)
+    side_streams = _measure_side_streams(reader, topic, by_partition)
     found = []
-    for number, stand in stands.items():
-        floor = _floor(store, topic, number, stand, holds, groups[number])
+    for number, positions in by_partition.items():
+        floor = _floor(store, topic, number, positions, holds, groups[number])
         row = StreamRow(
             partition=number,
-            messages=stand.length,
-            bytes=stand.bytes,
+            messages=positions.length,
+            bytes=positions.bytes,
             **side_streams[number],
-            oldest_unix_ms=read_id(stand.first_id).ms if stand.first_id else None,
-            kept_by=_find_holder(stand, floor, holds.retention, now),
+            oldest_unix_ms=read_id(positions.first_id).ms if positions.first_id else None,
+            kept_by=_find_holder(positions, floor, holds.retention, now),
             holder=floor.holder,
             since_unix_ms=floor.entry.ms if floor.entry else None,
             needed=floor.needed,
@@ -213,30 +213,38 @@ def examine(
 
 
 def _groups(
-    reader: ViewReader, topic: str, stands: Mapping[int, PartitionPositions], abandoned_after: float
+    reader: ViewReader,
+    topic: str,
+    by_partition: Mapping[int, PartitionPositions],
+    abandoned_after: float,
 ) -> dict[int, list[BlockingGroup]]:
     assignments = [
-        Assignment(topic, number, each.name) for number in stands for each in stands[number].groups
+        Assignment(topic, number, each.name)
+        for number in by_partition
+        for each in by_partition[number].groups
     ]
     leases = iter(lease_views(reader, assignments))
     return {
-        number: [blocking_group(each, next(leases), abandoned_after) for each in stand.groups]
-        for number, stand in stands.items()
+        number: [blocking_group(each, next(leases), abandoned_after) for each in positions.groups]
+        for number, positions in by_partition.items()
     }
 
 
 def _measure_side_streams(
-    reader: ViewReader, topic: str, stands: Mapping[int, PartitionPositions]
+    reader: ViewReader, topic: str, by_partition: Mapping[int, PartitionPositions]
 ) -> dict[int, dict[str, Any]]:
     """Measure the dead letters of each partition and the retry streams of its groups."""
     keys = reader.keys
     streams = [
-        [keys.dlq(topic, number), *(keys.retry_stream(topic, number, g.name) for g in stand.groups)]
-        for number, stand in stands.items()
+        [
+            keys.dlq(topic, number),
+            *(keys.retry_stream(topic, number, g.name) for g in positions.groups),
+        ]
+        for number, positions in by_partition.items()
     ]
     dead_letters = reader.ask([("XLEN", some[0]) for some in streams])
     sizes = iter(
-        memory_of(reader.store, [each for some in streams for each in some], retention.SAMPLES)
+        measure_memory(reader.store, [each for some in streams for each in some], retention.SAMPLES)
     )
     return {
         number: {
@@ -244,7 +252,7 @@ def _measure_side_streams(
             "dead_letter_bytes": next(sizes),
             "retry_bytes": known_sum([next(sizes) for _ in some[1:]]),
         }
-        for number, some, dead in zip(stands, streams, dead_letters, strict=True)
+        for number, some, dead in zip(by_partition, streams, dead_letters, strict=True)
     }
 
 
@@ -264,11 +272,11 @@ def _floor(
     store: Store,
     topic: str,
     partition: int,
-    stand: PartitionPositions,
+    positions: PartitionPositions,
     holds: config.Topic,
     groups: Sequence[BlockingGroup],
 ) -> _Floor:
-    name, entry = floor_of(stand, holds.archive == "required")
+    name, entry = find_floor(positions, holds.archive == "required")
     needed: int | None = 0
     if entry is not None:
         # If the group has no pending entries, use the server's own count. Otherwise, count the
@@ -277,16 +285,16 @@ def _floor(
         needed = known[0] if known else None
         if needed is None:
             needed = count(store, topic, partition, entry, None)
-    if stand.bytes is None or needed is None:
+    if positions.bytes is None or needed is None:
         return _Floor(name, entry, needed, None)
-    return _Floor(name, entry, needed, stand.bytes * needed // max(1, stand.length))
+    return _Floor(name, entry, needed, positions.bytes * needed // max(1, positions.length))
 
 
 def _find_holder(
-    stand: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int
+    positions: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int
 ) -> str:
     """Return the reason why the oldest entries of a partition stay, as in `StreamRow.kept_by`."""
-    if not stand.length:
+    if not positions.length:
         return "empty"
     if not bounds.bounded:
         return "settings"
@@ -300,8 +308,8 @@ def _find_holder(
         or (bounds.max_bytes is not None and (size is None or size > bounds.max_bytes))
         or (
             bounds.shrink_every is not None
-            and bool(stand.shrink_from)
-            and entry < read_id(stand.shrink_from)
+            and bool(positions.shrink_from)
+            and entry < read_id(positions.shrink_from)
         )
     )
     if not beyond:

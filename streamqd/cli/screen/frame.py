@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from streamqd.admin import ranking
 from streamqd.admin.assignments import AssignmentRow, error_name
 from streamqd.admin.checks import Finding, run_checks
-from streamqd.admin.notices import NOTICES
-from streamqd.admin.notices import ordered as ordered_by
+from streamqd.admin.notices import NOTICES, list_directives
 from streamqd.admin.ranking import FailureKind, SlowHandler
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.output import printable
@@ -148,7 +147,11 @@ _STYLES = {"problem": "bad", "warning": "warn", "note": "warn"}
 
 def _troubles(view: FleetSnapshot, trouble: str) -> list[Cell]:
     found = [Cell(trouble, "bad")] if trouble else []
-    found = [*_cells(run_checks([ordered_by], view)), *found, *_cells(run_checks(NOTICES, view))]
+    found = [
+        *_cells(run_checks([list_directives], view)),
+        *found,
+        *_cells(run_checks(NOTICES, view)),
+    ]
     if len(found) > TROUBLES_MAX:
         left = len(found) - TROUBLES_MAX + 1
         found = [*found[: TROUBLES_MAX - 1], Cell(f"and {left} more; see `streamqd status`", "bad")]

@@ -6,7 +6,7 @@ import contextlib
 
 from streamqd.admin import dead_letters
 from streamqd.admin.messages import MessageFilter
-from streamqd.admin.trace import trace_id_of
+from streamqd.admin.trace import parse_trace_id
 from streamqd.config.values import parse_duration, parse_instant
 from streamqd.console.access import Role
 from streamqd.console.exports import ExportFile
@@ -131,7 +131,7 @@ def show_dead_letter(visit: Visit) -> Context:
     dead_letter = dead_letters.show(visit.desk.store, topic, visit.path["dead_letter"])
     reader = visit.reader
     headers = reader.headers(dead_letter.headers)
-    trace_id = trace_id_of(headers)
+    trace_id = parse_trace_id(headers)
     return {
         "dead_letter": dead_letter,
         "body": reader.body(dead_letter.payload),

@@ -13,7 +13,7 @@ from streamqd import extras
 from streamqd.admin import delayed, tail
 from streamqd.admin import trace as tracing
 from streamqd.admin.messages import MessageFilter, MessageList
-from streamqd.admin.reading import Entry, Unreadable, headers_of, pairs, read_id
+from streamqd.admin.reading import Entry, Unreadable, pairs, parse_headers, read_id
 from streamqd.admin.tail import TailedEntry
 from streamqd.admin.topics import partition_count
 from streamqd.admin.trace import EntryTrace, Trace
@@ -71,7 +71,7 @@ def _search(
     until = time.monotonic() + SECONDS
     while True:
         found = tail.messages(visit.desk.store, visit.path["topic"])
-        piece = min(PIECE, BUDGET - examined) if test or choice.narrows else visit.limit
+        piece = min(PIECE, BUDGET - examined) if test or choice.has_filters else visit.limit
         size = piece if test else visit.limit - len(rows)
         page = found.page(choice, limit=size, cursor=cursor, budget=piece)
         total, before, cursor = page.total, cursor, page.cursor
@@ -186,10 +186,10 @@ def show_message(visit: Visit) -> Context:
     found = tracing.trace(visit.desk.fleet, name)
     kept = found.entry is not None or found.where == "delayed"
     fields = _read_fields(visit, found.partition, found.id) if kept else {}
-    reader, raw_headers = visit.reader, headers_of(fields) or {}
+    reader, raw_headers = visit.reader, parse_headers(fields) or {}
     headers = reader.headers(raw_headers)
     origins = [] if found.entry is None else _origins(found.entry, raw_headers, headers)
-    trace_id = tracing.trace_id_of(headers)
+    trace_id = tracing.parse_trace_id(headers)
     return {
         "trace": found,
         "origins": origins,

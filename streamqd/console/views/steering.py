@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from streamqd.admin import directives, stacks
-from streamqd.admin.directives import DepartingAssignment, PlannedMove, Steered
+from streamqd.admin.directives import DepartingAssignment, PlannedMove, WrittenDirective
 from streamqd.console.access import Role
 from streamqd.console.formats import sentence
 from streamqd.console.forms import WHY
@@ -44,7 +44,7 @@ class Steering(Generic[Target]):
 
     command: str
     target: Callable[[Visit], Target]
-    steer: Callable[[Visit, Target, bool], Steered]
+    steer: Callable[[Visit, Target, bool], WrittenDirective]
     effect: Callable[[Visit, Target], str]
     result: Callable[[Visit, Target], str]
     more: Callable[[Visit], dict[str, str]] = lambda _visit: {}
@@ -209,7 +209,7 @@ def _read_target_instance(visit: Visit, assignment: Assignment) -> str:
     return visit.text("to") or next(iter(names), "")
 
 
-def _move(visit: Visit, assignment: Assignment, dry_run: bool) -> Steered:
+def _move(visit: Visit, assignment: Assignment, dry_run: bool) -> WrittenDirective:
     to = _read_target_instance(visit, assignment)
     if not to:
         raise RequestRefusedError(

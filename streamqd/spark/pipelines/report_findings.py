@@ -12,7 +12,7 @@ from typing import Any
 
 from streamqd.admin.checks import Severity
 from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS, describe_condition
-from streamqd.admin.fleet import Behind, GroupStatus, StatusView
+from streamqd.admin.fleet import GroupStatus, LaggingGroup, StatusView
 from streamqd.words import plural, precise_duration
 
 Topic = Mapping[str, Any]  # contents of a topic, as built by `report`
@@ -123,7 +123,7 @@ def _state(group: GroupStatus) -> str:
     return f"{describe_condition(group.condition)}{where}{group.reason and f': {group.reason}'}"
 
 
-def _late_finding(now: int, about: str, unread: Behind) -> Iterator[ReportFinding]:
+def _late_finding(now: int, about: str, unread: LaggingGroup) -> Iterator[ReportFinding]:
     age = 0.0 if unread.since_unix_ms is None else (now - unread.since_unix_ms) / 1000
     if age < LATE_SECONDS:
         return
