@@ -166,11 +166,15 @@ class ScheduleRan:
 
 @dataclass(frozen=True, slots=True)
 class _SeenSchedule:
-    """A schedule as it was read. `kept` is None if its partition has no valid state for it."""
+    """A schedule as it was read.
+
+    `kept` is None if its partition has no state for it, or if this state is not `readable`.
+    """
 
     name: str
     line: IndexLine
     kept: StoredSchedule | None
+    readable: bool = True
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -201,7 +205,7 @@ class _SeenSchedule:
         """Return the state, as described in `ScheduleRow`."""
         kept = self.kept
         if kept is None:
-            return MISSING
+            return MISSING if self.readable else UNREADABLE
         if kept.held:
             return kept.held if kept.held in REASONS else UNREADABLE
         if kept.origin == FILE and now_unix_ms - (kept.seen_unix_ms or 0) > ORPHAN_MS:
@@ -409,6 +413,11 @@ def add(
         [before] = read_schedules(ViewReader(store), {schedule.name: existing})
         if existing.origin == OPERATOR and before.schedule == schedule:
             return ScheduleChanged({}, before.kept and before.kept.due_unix_ms, dry_run)
+        if not before.readable:
+            raise RequestRefusedError(
+                f"schedule {schedule.name} exists, but cannot be read; run `streamqd schedule"
+                f" remove {schedule.name}` first"
+            )
         if before.kept is None and existing != wanted:
             raise RequestRefusedError(
                 f"schedule {schedule.name} is left over from a deleted topic; run `streamqd"
@@ -624,38 +633,40 @@ def read_schedules(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_
 
     A schedule whose state is missing or invalid has no `kept`. The reader records invalid ones.
     """
-    wanted = [(name, line, line.place) for name, line in lines.items()]
-    found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
-    for name, kept in _read_stored(reader, wanted).items():
-        found[name] = _SeenSchedule(name, lines[name], kept)
+    found = _read_stored(reader, [(name, line, line.place) for name, line in lines.items()])
     moving = [
         (name, each.line, each.line.origin_place)
         for name, each in found.items()
         if each.kept is None and each.line.origin_place is not None
     ]
-    for name, kept in _read_stored(reader, moving).items():
-        found[name] = _SeenSchedule(name, lines[name], kept)
+    for name, seen in _read_stored(reader, moving).items():
+        # A state that cannot be read may exist at either place.
+        found[name] = seen if seen.kept or found[name].readable else found[name]
     return list(found.values())
 
 
 def _read_stored(
-    reader: ViewReader, wanted: Sequence[tuple[str, IndexLine, TopicPartition | None]]
-) -> dict[str, StoredSchedule]:
-    places = [(name, place) for name, _, place in wanted if place is not None]
+    reader: ViewReader, wanted: Sequence[tuple[str, IndexLine, TopicPartition]]
+) -> dict[str, _SeenSchedule]:
+    """Read the states of schedules at the given places."""
     commands = [
         command
-        for name, place in places
+        for name, _, place in wanted
         for command in calls.read_commands(reader.keys, place, name)
     ]
     replies = reader.ask(commands)
     found = {}
-    for at, (name, place) in enumerate(places):
+    for at, (name, line, place) in enumerate(wanted):
         some = replies[3 * at : 3 * at + 3]
-        if some[0] is None or some[1] is None:
-            continue  # a key of another type, which the reader has recorded
-        kept = reader.read(calls.parse_schedule, reader.keys.schedules(*place), name, some)
-        if kept is not None:
-            found[name] = kept
+        kept, readable = None, False
+        # Without a reply, the key has another type, which the reader has recorded.
+        if some[0] is not None and some[1] is not None:
+            try:
+                kept = calls.parse_schedule(reader.keys.schedules(*place), name, some)
+                readable = True
+            except InvalidValueError as error:
+                reader.add(error)
+        found[name] = _SeenSchedule(name, line, kept, readable)
     return found
 
 
@@ -676,7 +687,7 @@ def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
         if isinstance(line, InvalidValueError):
             # Such a schedule can only be removed, for which its place is not needed.
             line = IndexLine("", OPERATOR, ("", 0))
-            found.append(_SeenSchedule(name, line, None))
+            found.append(_SeenSchedule(name, line, None, readable=False))
             continue
         found += read_schedules(ViewReader(store), {name: line})
     return found

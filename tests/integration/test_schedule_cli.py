@@ -365,6 +365,26 @@ def test_schedule_list_survives_an_out_of_range_tick(
     assert [each["field"] for each in seen["unreadable"]] == [f"tick:{part}"]
 
 
+def test_schedule_prune_keeps_schedules_with_an_unreadable_state(
+    run_with_schedule: Run, store: Store
+) -> None:
+    """A bad counter, or a key of another type, does not mean that the topic was deleted."""
+    run_with_schedule("add", "other", "--topic", "others", "--every", "1h")
+    line = calls.index(store, ["tick"])["tick"]
+    assert isinstance(line, calls.IndexLine)
+    store.execute("HSET", store.keys.schedules_last(*line.place), "tick:late", "x")
+    store.execute("DEL", store.keys.schedules("others", 0))
+    store.execute("SET", store.keys.schedules("others", 0), "x")
+    rows = document(run_with_schedule("list", "--json"))["rows"]
+    assert {each["name"]: each["state"] for each in rows} == {
+        "other": "unreadable",
+        "tick": "unreadable",
+    }
+    assert document(run_with_schedule("prune", "--yes", "--json"))["changed"] == {}
+    told = run_with_schedule("add", "tick", "--topic", TOPIC, "--every", "2h", code=8).stderr
+    assert "schedule tick exists, but cannot be read" in told
+
+
 # --- listing --------------------------------------------------------------------------------------
 
 
