@@ -102,7 +102,7 @@ def console(
             raise click.UsageError(
                 "--add-user needs --users FILE, or the setting console.users_file"
             )
-        user = access.new_user(add_user, access.role_of(role), _password())
+        user = access.new_user(add_user, access.parse_role(role), _password())
         access.write_user(path, user)
         click.echo(f"{add_user} is {role} in {path}; restart the console to apply it")
         return 0

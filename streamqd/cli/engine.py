@@ -53,7 +53,7 @@ class Engine:
             with self._starting():
                 self._spark = session(*self._start, _FIXED | self._conf, light=light)
             if not self._verbose:
-                _hush_tracebacks(self._spark)
+                _suppress_tracebacks(self._spark)
         return self._spark
 
     def light(self) -> SparkSession:
@@ -66,7 +66,7 @@ class Engine:
         if not self._quiet:
             _line("starting Spark")
         try:
-            with contextlib.nullcontext() if self._verbose else _hushed():
+            with contextlib.nullcontext() if self._verbose else _suppress_output():
                 yield
         except Exception as error:
             if _is_early_exit(error):
@@ -114,7 +114,7 @@ class Engine:
                 self._spark.stop()
 
 
-def _hush_tracebacks(spark: SparkSession) -> None:
+def _suppress_tracebacks(spark: SparkSession) -> None:
     """Suppress the tracebacks that PySpark prints when the JVM exits unexpectedly.
 
     `Engine.exit_error` describes the problem in a sentence instead.
@@ -154,7 +154,7 @@ def _status(code: int) -> str:
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[None]:
+def _suppress_output() -> Iterator[None]:
     """Discard standard error during the block, including that of processes started in it.
 
     Errors are still raised, and are printed elsewhere.

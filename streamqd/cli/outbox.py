@@ -42,7 +42,7 @@ def outbox_options(command: Command) -> Command:
     return command
 
 
-def outbox_of(
+def choose_outbox(
     session: Session, name: str | None, database: str | None, table: str | None
 ) -> OutboxSettings:
     """Return the outbox that the arguments select.
@@ -152,7 +152,7 @@ def create(
       streamqd outbox create --database sqlite:///shop.db
       streamqd outbox create shop --sql | psql shop
     """
-    found = outbox_of(session, name, database, table)
+    found = choose_outbox(session, name, database, table)
     if sql:
         return _statements_result(found, notify=not no_notify)
     with open_database(session, found, create=True) as link:
@@ -189,7 +189,7 @@ def check(
     Example:
       streamqd outbox check shop
     """
-    found = outbox_of(session, name, database, table)
+    found = choose_outbox(session, name, database, table)
     with open_database(session, found) as link:
         seen = schema.check(link)
     return _check_result(seen, f"the relay can use the tables {seen.table} and {seen.table}_dead")

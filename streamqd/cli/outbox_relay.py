@@ -10,7 +10,7 @@ import click
 from streamqd import config, logs, process
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.early import stopped
-from streamqd.cli.outbox import open_database, outbox, outbox_of, outbox_options
+from streamqd.cli.outbox import choose_outbox, open_database, outbox, outbox_options
 from streamqd.cli.output import apply_style, printable, table
 from streamqd.cli.session import Session
 from streamqd.errors import DatabaseUnavailableError, RedisUnavailableError, RequestRefusedError
@@ -68,7 +68,7 @@ def run(
       streamqd outbox run shop
       streamqd outbox run --database sqlite:///shop.db --burst
     """
-    found = outbox_of(session, name, database, table)
+    found = choose_outbox(session, name, database, table)
     fault = found.fault()
     if fault:
         raise RequestRefusedError(fault)
@@ -109,7 +109,7 @@ def status(
     Example:
       streamqd outbox status shop
     """
-    found = outbox_of(session, name, database, table)
+    found = choose_outbox(session, name, database, table)
     view, away = None, None
     try:
         view = relays.read_view(session.store, found.name)

@@ -26,7 +26,7 @@ from streamqd.http import HttpRequest, HttpResponse, HttpServer
 from streamqd.http.access import JSON_TYPE, Access
 
 SHARED_SECONDS = 1.0  # seconds for which the response of one check is reused for all requests
-LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis, while an autoscaler waits for the response
+READ_TIMEOUT = 3.0  # seconds per round trip to Redis, while an autoscaler waits for the response
 LISTEN_SECONDS = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -111,7 +111,7 @@ class ScaleServer:
 
     def __init__(self, session: Session, bind: str, read_view: Callable[[], ScaleView]) -> None:
         session.overrides["http.bind"] = bind
-        session.timeout = session.timeout or LOOK_TIMEOUT
+        session.timeout = session.timeout or READ_TIMEOUT
         address = session.settings.http.address
         if address is None:
             raise click.UsageError("--bind must be HOST:PORT or unix:PATH")

@@ -29,7 +29,7 @@ from streamqd.cli.arguments import DURATION, json_option
 from streamqd.cli.command import connected
 from streamqd.cli.output import emit, printable
 from streamqd.cli.screen import input as keyboard
-from streamqd.cli.screen.frame import ScreenOptions, frame, rows_of, select_visible
+from streamqd.cli.screen.frame import ScreenOptions, count_table_rows, frame, select_visible
 from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, RedisResponseError, RedisUnavailableError
@@ -37,7 +37,7 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.store import Store
 
 INTERVAL_MIN = 0.2
-LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis
+READ_TIMEOUT = 3.0  # seconds per round trip to Redis
 ESCAPE_SECONDS = 0.1  # seconds to wait for the rest of an escape sequence
 WIDTH_ELSEWHERE = 132  # width of --once in columns if there is no terminal
 
@@ -111,16 +111,16 @@ class TopScreen:
         return self._code
 
     def _paint(self) -> None:
-        view, trouble, old = self._reader.latest()
+        view, error, old = self._reader.latest()
         if self._chosen.frozen:
             view = self._frozen
         width, height = self._terminal.size()
         rows = len(select_visible(view, self._chosen)) if view else 0
-        last = max(0, rows - rows_of(view, width, height, trouble))
+        last = max(0, rows - count_table_rows(view, width, height, error))
         if self._chosen.top > last:
             self._chosen = replace(self._chosen, top=last)
         self._terminal.paint(
-            frame(view, self._chosen, width, height, trouble=printable(trouble), old=old)
+            frame(view, self._chosen, width, height, error=printable(error), old=old)
         )
 
     def _type(self, typed: bytes) -> None:
@@ -131,7 +131,7 @@ class TopScreen:
         for key in found:
             view = self._frozen if self._chosen.frozen else self._reader.latest()[0]
             rows = len(select_visible(view, self._chosen)) if view else 0
-            room = rows_of(view, *self._terminal.size(), self._reader.latest()[1])
+            room = count_table_rows(view, *self._terminal.size(), self._reader.latest()[1])
             after = keyboard.handle_key(self._chosen, key, rows=rows, room=room)
             if after is None:
                 self._code = 0
@@ -161,7 +161,7 @@ class TopReader:
         self._wake = wake
         self._view: FleetSnapshot | None = None
         self._at = time.monotonic()
-        self._trouble = ""
+        self._error = ""
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class TopReader:
 
         The view is None before the first read. The reason is '' if the view is up to date.
         """
-        return self._view, self._trouble, time.monotonic() - self._at
+        return self._view, self._error, time.monotonic() - self._at
 
     def _run(self) -> None:
         daemon, keys = self._session.settings.daemon, self._session.keys
@@ -187,17 +187,17 @@ class TopReader:
             try:
                 if link is None:
                     redis = config.resolve_url(self._session.settings).redis
-                    link = connect(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
+                    link = connect(redis, timeout=READ_TIMEOUT, name="streamqd:top")
                 self._view = snapshot.read_published(
                     Fleet(Store(link, keys), daemon.fleet, daemon.lease_ttl)
                 )
-                self._at, self._trouble = time.monotonic(), ""
+                self._at, self._error = time.monotonic(), ""
             except RedisUnavailableError as error:
-                self._trouble = str(self._session.explain(error))
+                self._error = str(self._session.explain(error))
             except ConfigError as error:
-                self._trouble = str(error)
+                self._error = str(error)
             except RedisResponseError as error:
-                self._trouble = f"Redis rejected the request: {error}"
+                self._error = f"Redis rejected the request: {error}"
             self._wake()
             self._stop.wait(max(INTERVAL_MIN / 2, self._interval - (time.monotonic() - began)))
         if link is not None:

@@ -46,7 +46,7 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-def role_of(word: str) -> Role:
+def parse_role(word: str) -> Role:
     """Return the role with this name. Raises RequestRefusedError."""
     try:
         return Role[word.upper()]
@@ -135,7 +135,7 @@ def read_users(path: Path) -> dict[str, UserRecord]:
         try:
             name, role, salt, digest = line.split(":")
             key = bytes.fromhex(salt), bytes.fromhex(digest)
-            found[name] = UserRecord(name, role_of(role), *key)
+            found[name] = UserRecord(name, parse_role(role), *key)
         except (ValueError, RequestRefusedError):
             raise RequestRefusedError(
                 f"console.users_file {path}:{number} is not NAME:ROLE:SALT:HASH; write it with"
@@ -204,7 +204,7 @@ class ConsoleAccess:
             if name and len(name) <= NAME_CHARS and name.isprintable():
                 known = (self.users or {}).get(name)
                 return self._make_person(
-                    name, known.role if known else role_of(self.settings.proxy_role)
+                    name, known.role if known else parse_role(self.settings.proxy_role)
                 )
         value = request.cookies.get(self.cookie_name(secure=self.is_secure(request)), "")
         now = time.monotonic()
@@ -330,7 +330,7 @@ def is_own_request(request: AccessRequest, host: str) -> bool:
     return bool(host) and origin.netloc.lower() == host.lower()
 
 
-def host_of(request: AccessRequest, access: ConsoleAccess) -> str:
+def browser_host(request: AccessRequest, access: ConsoleAccess) -> str:
     """Return the name and port of the console in the browser's URL."""
     forwarded = request.headers.get("x-forwarded-host")
     if forwarded and access.trusts(request.peer):

@@ -26,12 +26,12 @@ from streamqd.console.access import (
     ConsoleAccess,
     Person,
     Role,
-    host_of,
+    browser_host,
     is_own_request,
 )
-from streamqd.console.backend import Backend, Desk, TooBusyError
+from streamqd.console.backend import Backend, Resources, TooBusyError
 from streamqd.console.exports import ExportFile, ExportResponse
-from streamqd.console.forms import DRY, REQUEST, SEEN, TYPED, Ledger, RequestKey
+from streamqd.console.forms import DRY, DRY_RUN_DIGEST, REQUEST, TYPED, RequestKey, RequestResults
 from streamqd.console.live import STREAMS_MAX, Hub, PageKey
 from streamqd.console.pages import THEMES, Pages
 from streamqd.console.view import Act, ActResult, ConsoleView, Download, Visit
@@ -100,7 +100,7 @@ class Guard:
 
         asking = access_request(Request(scope))
         if asking.method not in ("GET", "HEAD") and not is_own_request(
-            asking, host_of(asking, self._access)
+            asking, browser_host(asking, self._access)
         ):
             refusal = Response("403: this request does not come from a page of the console\n", 403)
             await refusal(scope, receive, with_headers)
@@ -128,7 +128,7 @@ class ConsoleApp:
         self._access = access
         self._backend = backend
         self._pages = Pages(settings, VIEWS, ACTS, DOWNLOADS)
-        self._ledger = Ledger()
+        self._request_results = RequestResults()
         self._new_link = new_link
         self._root = settings.console.prefix.rstrip("/")
         self.hub = Hub(self._render_live, doors.explain)
@@ -309,8 +309,8 @@ class ConsoleApp:
         }
         path, query = request.path_params, dict(request.query_params)
 
-        def render(desk: Desk) -> str:
-            variables = view.variables(Visit(desk, person, path, query))
+        def render(resources: Resources) -> str:
+            variables = view.variables(Visit(resources, person, path, query))
             return self._pages.page(f"{view.name}.html", person, here, **(common | variables))
 
         return HTMLResponse(await self._backend.call(render))
@@ -319,7 +319,7 @@ class ConsoleApp:
         person: Person = request.state.person
         path, query = request.path_params, dict(request.query_params)
         name, kind, content = await self._backend.call(
-            lambda desk: download.content(Visit(desk, person, path, query))
+            lambda resources: download.content(Visit(resources, person, path, query))
         )
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)
         headers = {"content-disposition": f'attachment; filename="{safe}"'}
@@ -329,7 +329,7 @@ class ConsoleApp:
 
     def _done(self, request: Request) -> str:
         key = RequestKey(request.state.person.name, request.query_params.get("done", ""))
-        return self._ledger.result(key)
+        return self._request_results.result(key)
 
     # --- live ---
 
@@ -360,8 +360,8 @@ class ConsoleApp:
             raise RequestRefusedError("no live page has this address")
         view, path, query = found
 
-        def render(desk: Desk) -> str:
-            variables = view.variables(Visit(desk, key.person, path, query), live=True)
+        def render(resources: Resources) -> str:
+            variables = view.variables(Visit(resources, key.person, path, query), live=True)
             return self._pages.live(view, key.person, key.url, variables)
 
         return await self._backend.call(render)
@@ -388,8 +388,8 @@ class ConsoleApp:
         person: Person = request.state.person
         path, here, theme = request.path_params, _current_url(request), _theme(request)
 
-        def render(desk: Desk) -> str:
-            visit = Visit(desk, person, path, values)
+        def render(resources: Resources) -> str:
+            visit = Visit(resources, person, path, values)
             fields = act.fields(visit)
             sent = forms.unchanged_values(values, fields)
             preview = forms.run_preview(lambda: act.preview(visit))
@@ -421,19 +421,19 @@ class ConsoleApp:
         values = forms.read_form(await request.body())
         path = request.path_params
         key = RequestKey(person.name, values.pop(REQUEST, ""))
-        typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
+        typed, seen = values.pop(TYPED, ""), values.pop(DRY_RUN_DIGEST, None)
         if values.pop(DRY, ""):
             return await self._show_form(act, request, values)
         if seen not in (None, forms.digest(forms.user_values(values))):
             return await self._show_form(act, request, values, changed=True)
 
-        def run(desk: Desk) -> ActResult:
-            visit = Visit(desk, person, path, values, typed)
+        def run(resources: Resources) -> ActResult:
+            visit = Visit(resources, person, path, values, typed)
             forms.check_typed(typed, act.typed(visit))
-            return doors.run_as(person.name, lambda: forms.write_note(desk, act.run(visit)))
+            return doors.run_as(person.name, lambda: forms.write_note(resources, act.run(visit)))
 
         try:
-            done = await self._ledger.run_once(key, lambda: self._backend.call(run))
+            done = await self._request_results.run_once(key, lambda: self._backend.call(run))
         except (RequestRefusedError, InvalidValueError, MessageTooLargeError) as error:
             return await self._show_form(act, request, values, HTTPStatus.CONFLICT, str(error))
         place = path if done.parameters is None else done.parameters
@@ -465,7 +465,9 @@ class ConsoleApp:
         values = forms.read_form(await request.body())
         name, target = values.get("name", "").strip(), values.get("next", "")
         value = await self._backend.call(
-            lambda _desk: self._access.log_in_by_password(name, values.get("password", ""))
+            lambda _thread_resources: self._access.log_in_by_password(
+                name, values.get("password", "")
+            )
         )
         if value is None:
             return self._respond_html(

@@ -1,8 +1,8 @@
 """The console's only access to Redis: a few threads, each with its own connection.
 
-Views and acts are plain functions that run in these threads with a `Desk`. A round trip takes up to
-`TRIP_SECONDS`, and a request waits up to `CALL_SECONDS`. No more than `WAITING_MAX` calls may wait.
-All pages share the snapshot `Backend.fleet_now`.
+Views and acts are plain functions that run in these threads with `Resources`. A round trip takes up
+to `REDIS_TIMEOUT_SECONDS`, and a request waits up to `CALL_SECONDS`. No more than `WAITING_MAX`
+calls may wait. All pages share the snapshot `Backend.fleet_now`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 THREADS = 4
-TRIP_SECONDS = 2.0  # time limit of a round trip to Redis
+REDIS_TIMEOUT_SECONDS = 2.0  # time limit of a round trip to Redis
 CALL_SECONDS = 15.0  # time limit of a view or an act, while the browser waits
 WAITING_MAX = 128
 JOB_SECONDS = 5.0  # time limit for jobs to stop between two batches
@@ -68,7 +68,7 @@ class TooBusyError(StreamqdError):
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Resources:
     """The resources of a view: the connection of its thread, and access to the fleet."""
 
     settings: config.Settings
@@ -94,7 +94,7 @@ class Backend:
         self.find_in_archive = find_in_archive
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="console")
         self._local = threading.local()
-        self._desks: list[Desk] = []
+        self._open_resources: list[Resources] = []
         self._waiting = 0
         self._lock = threading.Lock()  # held while a snapshot is read
         self.jobs = Jobs()
@@ -106,22 +106,24 @@ class Backend:
         """Stop the jobs, wait for running calls, and close the connections."""
         self.jobs.close(JOB_SECONDS)
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for desk in self._desks:
-            desk.store.connection.close()
+        for resources in self._open_resources:
+            resources.store.connection.close()
 
     # --- calls ---
 
     async def call(
-        self, function: Callable[Concatenate[Desk, P], T], *args: P.args, **kwargs: P.kwargs
+        self, function: Callable[Concatenate[Resources, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `function(desk, …)` in a thread.
+        """Run `function(resources, …)` in a thread.
 
         Raises the errors of the function, and TooBusyError.
         """
         if self._waiting >= WAITING_MAX:
             raise TooBusyError("too many requests are waiting for Redis; reload the page")
         self._waiting += 1
-        running: Future[T] = self._pool.submit(lambda: function(self._desk(), *args, **kwargs))
+        running: Future[T] = self._pool.submit(
+            lambda: function(self._thread_resources(), *args, **kwargs)
+        )
         try:
             return await asyncio.wait_for(asyncio.wrap_future(running), CALL_SECONDS)
         except TimeoutError:
@@ -131,31 +133,31 @@ class Backend:
         finally:
             self._waiting -= 1
 
-    def _desk(self) -> Desk:
-        desk: Desk | None = getattr(self._local, "desk", None)
-        if desk is None:
-            desk = self._local.desk = self._new_desk()
-            self._desks.append(desk)
-        return desk
+    def _thread_resources(self) -> Resources:
+        resources: Resources | None = getattr(self._local, "resources", None)
+        if resources is None:
+            resources = self._local.resources = self._new_resources()
+            self._open_resources.append(resources)
+        return resources
 
-    def _new_desk(self) -> Desk:
+    def _new_resources(self) -> Resources:
         # Resolve the URL here, because an embedded server may start after the console.
         settings = config.resolve_url(self._settings)
         keys, daemon = settings.keys, settings.daemon
-        link = connect(settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
+        link = connect(settings.redis, timeout=REDIS_TIMEOUT_SECONDS, name="streamqd:console")
         store = Store(link, Keys(keys.control, keys.streams))
-        return Desk(settings, store, Fleet(store, daemon.fleet, daemon.lease_ttl), self)
+        return Resources(settings, store, Fleet(store, daemon.fleet, daemon.lease_ttl), self)
 
     @contextlib.contextmanager
-    def own_desk(self) -> Iterator[Desk]:
-        """Yield a desk that has its own connection, for a job."""
-        desk = self._new_desk()
+    def open_resources(self) -> Iterator[Resources]:
+        """Yield resources that have their own connection, for a job."""
+        resources = self._new_resources()
         try:
-            yield desk
+            yield resources
         finally:
-            desk.store.connection.close()
+            resources.store.connection.close()
 
-    def start_job(self, job: ConsoleJob, work: Callable[[Desk, ConsoleJob], str]) -> str:
+    def start_job(self, job: ConsoleJob, work: Callable[[Resources, ConsoleJob], str]) -> str:
         """Start a job on behalf of the acting person, and return its ID.
 
         Raises RequestRefusedError if too many jobs are already running.
@@ -163,14 +165,14 @@ class Backend:
         acting = audit.acting_person()
 
         def run(job: ConsoleJob) -> str:
-            with self.own_desk() as desk, audit.acting_as(acting):
-                return work(desk, job)
+            with self.open_resources() as resources, audit.acting_as(acting):
+                return work(resources, job)
 
         return self.jobs.start(job, run)
 
     # --- the snapshot ---
 
-    def fleet_now(self, desk: Desk) -> FleetNow:
+    def fleet_now(self, resources: Resources) -> FleetNow:
         """Return the shared snapshot, which is read again if it is too old.
 
         Called by `Desk.now`.
@@ -180,7 +182,7 @@ class Backend:
         with self._lock:
             began = time.monotonic()
             if self._snapshot is None or began >= self._fresh_until:
-                self._snapshot = overview.read(desk.fleet, desk.settings, self._snapshot)
+                self._snapshot = overview.read(resources.fleet, resources.settings, self._snapshot)
                 took = time.monotonic() - began
                 self._fresh_until = began + max(SNAPSHOT_SECONDS * 0.9, took / SNAPSHOT_SHARE)
             return self._snapshot
@@ -193,7 +195,7 @@ def run_as(person: str, function: Callable[[], T]) -> T:
 
 
 def record(
-    desk: Desk,
+    resources: Resources,
     topics: Iterable[str],
     command: str,
     arguments: Mapping[str, object],
@@ -202,7 +204,7 @@ def record(
     """Write an entry to each topic's audit log. Return False if Redis did not accept an entry."""
     try:
         for topic in topics:
-            audit.record(desk.store, topic, command, arguments=arguments, counts=counts)
+            audit.record(resources.store, topic, command, arguments=arguments, counts=counts)
     except (RedisUnavailableError, RedisResponseError):
         return False
     return True

@@ -43,7 +43,7 @@ class ExportFile:
         self._complete = False
         with contextlib.ExitStack() as opened:
             opened.callback(_running.release)
-            store = opened.enter_context(backend.own_desk()).store
+            store = opened.enter_context(backend.open_resources()).store
             self._export = dead_letters.Export(store, topic, choice, stop=self._stopped.is_set)
             self._opened = opened.pop_all()
         self._lines = self._export.lines()

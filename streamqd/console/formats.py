@@ -176,17 +176,18 @@ def setting(value: object) -> str:
     return NONE if value is None or value == "" else plain(value)
 
 
-def prose(text: str, page_of: Callable[[str], str] = lambda _command: "") -> Markup:
+def prose(text: str, url_for_command: Callable[[str], str] = lambda _command: "") -> Markup:
     """Return one of streamqd's own texts as HTML.
 
     If the first word is in `_STARTS`, it gets a capital letter. Parts in backticks become code.
-    `page_of` returns the URL of the page that does the same as a command, or '' if there is none.
+    `url_for_command` returns the URL of the page that does the same as a command, or '' if there is
+    none.
     """
     first = text.partition(" ")[0]
     parts = plain(first.capitalize() + text[len(first) :] if first in _STARTS else text).split("`")
 
     def code(part: str) -> Markup:
-        url, shown = page_of(part), Markup("<code>{}</code>").format(part)
+        url, shown = url_for_command(part), Markup("<code>{}</code>").format(part)
         return Markup('<a href="{}">{}</a>').format(url, shown) if url else shown
 
     return Markup().join(code(part) if at % 2 else part for at, part in enumerate(parts))

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl
 
-from streamqd.console.backend import Desk, record
+from streamqd.console.backend import Resources, record
 from streamqd.console.formats import sentence
 from streamqd.console.view import ActResult, FormField, Preview
 from streamqd.errors import InvalidRequestError, RequestRefusedError
@@ -25,9 +25,9 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 REQUESTS_MAX = 1_000  # number of requests whose results are kept
 FIELDS_MAX = 200
 REQUEST, TYPED, DRY = "request-id", "typed-name", "dry"
-OWN = "dry-run-"  # prefix of the fields that a dry run fills in, and not a person
-SEEN = f"{OWN}of"
-WHY = "why"  # the field with the reason for a directive, which does not affect the dry run
+DRY_RUN_PREFIX = "dry-run-"  # prefix of the fields that a dry run fills in, and not a person
+DRY_RUN_DIGEST = f"{DRY_RUN_PREFIX}of"
+REASON_FIELD = "why"  # the field with the reason for a directive, which does not affect the dry run
 NOT_AUDITED = "The audit log could not be written, so it does not contain this change."
 
 
@@ -57,7 +57,7 @@ def user_values(values: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in values.items()
-        if name not in own and not name.startswith(OWN)
+        if name not in own and not name.startswith(DRY_RUN_PREFIX)
     }
 
 
@@ -68,7 +68,7 @@ def unchanged_values(given: Mapping[str, str], fields: Sequence[FormField]) -> d
 
 def digest(values: Mapping[str, str]) -> str:
     """Return a digest that identifies a dry run by the values on which it depends."""
-    stated = sorted(each for each in values.items() if each[0] != WHY)
+    stated = sorted(each for each in values.items() if each[0] != REASON_FIELD)
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
 
 
@@ -86,10 +86,10 @@ def check_typed(given: str, wanted: str) -> None:
         raise RequestRefusedError(f"nothing was changed: type {wanted} to confirm")
 
 
-def write_note(desk: Desk, done: ActResult) -> ActResult:
+def write_note(resources: Resources, done: ActResult) -> ActResult:
     """Write the note about a change to each topic's audit log, and return the result to show."""
     note = done.note
-    if note is None or record(desk, note.topics, note.command, note.arguments, note.counts):
+    if note is None or record(resources, note.topics, note.command, note.arguments, note.counts):
         return done
     return replace(done, text=f"{done.text} {NOT_AUDITED}".strip())
 
@@ -102,7 +102,7 @@ class RequestKey:
     request: str
 
 
-class Ledger:
+class RequestResults:
     """The results of the most recent requests. Use it only in the event loop."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The state of the fleet for all pages: its troubles, and a row for each group.
+"""The state of the fleet for all pages: its issues, and a row for each group.
 
 `read` reads a snapshot of the fleet. Every 10 seconds, it also reads the facts that take longer.
 The other functions are pure.
@@ -50,7 +50,7 @@ LEVELS: Mapping[Severity | None, str] = {
 }
 OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}  # id -> level
 _CHEAP = {Need.SERVER, Need.FLEET, Need.OUTBOXES}
-# Checks whose findings already appear as troubles of an instance, a directive or an assignment.
+# Checks whose findings already appear as issues of an instance, a directive or an assignment.
 _ELSEWHERE = {each.id for each in INSTANCE_CHECKS} | {
     *("fleet.paused", "fleet.stopped", "fleet.crash-loop", "fleet.assignment-failed"),
     *("fleet.loop-blocked", "fleet.directives-unreadable", "partitions.dead-letters-growing"),
@@ -61,7 +61,7 @@ _DOCTOR_CHECKS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Issue:
     """A sentence about a problem of the fleet, and its remedy. Code is in backticks.
 
     `level` is alarm (a problem), warn (a warning) or note. `kind` selects the page that shows the
@@ -148,43 +148,43 @@ class SlowFacts:
 class FleetNow:
     """The fleet's state at one point in time.
 
-    `seen` is the snapshot, with a row for each assignment. `levels` maps each assignment to its
-    level: alarm, warn, note, or '' if its state is normal. `taken` is the local time of the
-    snapshot (seconds, monotonic). `kept` caches, by key, the data that live pages have read for
+    `snapshot` has a row for each assignment. `levels` maps each assignment to its
+    level: alarm, warn, note, or '' if its state is normal. `taken_at` is the local time of the
+    snapshot (seconds, monotonic). `cache` contains, by key, the data that live pages have read for
     this snapshot.
     """
 
-    seen: FleetSnapshot
+    snapshot: FleetSnapshot
     slow: SlowFacts
-    troubles: Sequence[Trouble]
+    issues: Sequence[Issue]
     groups: Sequence[GroupNow]
     levels: Mapping[Assignment, str]
-    taken: float
-    kept: dict[Hashable, Any] = field(default_factory=dict, compare=False)
+    taken_at: float
+    cache: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
     @property
     def now_unix_ms(self) -> int:
         """The current server time in unix ms, estimated from the snapshot and its age."""
-        return self.seen.now_unix_ms + round((time.monotonic() - self.taken) * 1000)
+        return self.snapshot.now_unix_ms + round((time.monotonic() - self.taken_at) * 1000)
 
     def read_once(self, key: Hashable, read: Callable[[], Result]) -> Result:
         """Return the first result of `read` for a key, which all pages of this snapshot share.
 
         Threads that request a new key at the same time may all call `read`.
         """
-        if key not in self.kept:
-            self.kept.setdefault(key, read())
-        result: Result = self.kept[key]
+        if key not in self.cache:
+            self.cache.setdefault(key, read())
+        result: Result = self.cache[key]
         return result
 
     def count(self, level: str) -> int:
-        """Return the number of troubles at this level."""
-        return sum(each.level == level for each in self.troubles)
+        """Return the number of issues at this level."""
+        return sum(each.level == level for each in self.issues)
 
     @property
     def topics(self) -> list[str]:
         """The topics that at least one group reads, sorted by name."""
-        return sorted({each.topic for each in self.seen.assignments})
+        return sorted({each.topic for each in self.snapshot.assignments})
 
     @property
     def dead(self) -> int:
@@ -199,7 +199,7 @@ class FleetNow:
     def rows(self, topic: str, group: str) -> list[AssignmentRow]:
         """Return the assignments of a group."""
         wanted = (topic, group)
-        return [each for each in self.seen.assignments if (each.topic, each.group) == wanted]
+        return [each for each in self.snapshot.assignments if (each.topic, each.group) == wanted]
 
 
 def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> FleetNow:
@@ -233,7 +233,7 @@ def _read_slow_facts(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> S
 
 
 def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
-    """Derive the troubles and the groups from the facts that were read."""
+    """Derive the issues and the groups from the facts that were read."""
     slow = replace(slow, dead=_dead_by_topic(seen, slow.dead))
     first = {found.row.assignment: found for found in why.problems(seen)}
     words = {assignment: found.cause.word for assignment, found in first.items()}
@@ -251,19 +251,19 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
         groups.append(_warn_of_lag(found, seen.now_unix_ms))
     groups.sort(key=lambda each: (_rank(each.level), -each.least_lag, each.topic, each.group))
     explained = {(each.row.topic, each.row.group) for each, _ in causes}
-    troubles = [
-        *_instance_troubles(seen),
-        *(_cause_trouble(each, text) for each, text in causes),
-        *_failure_troubles(groups, explained),
-        *_lag_troubles(groups, explained, seen.now_unix_ms),
-        *_dead_letter_troubles(slow.dead),
-        *_schedule_troubles(slow.schedules),
-        *_doctor_troubles(slow.findings),
-        *_unreadable_troubles(seen.unreadable[:5]),
-        *(_directive_trouble(*each, seen.now_unix_ms) for each in seen.directives),
+    issues = [
+        *_instance_issues(seen),
+        *(_cause_issue(each, text) for each, text in causes),
+        *_failure_issues(groups, explained),
+        *_lag_issues(groups, explained, seen.now_unix_ms),
+        *_dead_letter_issues(slow.dead),
+        *_schedule_issues(slow.schedules),
+        *_doctor_issues(slow.findings),
+        *_unreadable_issues(seen.unreadable[:5]),
+        *(_directive_issue(*each, seen.now_unix_ms) for each in seen.directives),
     ]
-    troubles.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
-    return FleetNow(seen, slow, troubles, groups, levels, taken)
+    issues.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
+    return FleetNow(seen, slow, issues, groups, levels, taken)
 
 
 def _dead_by_topic(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
@@ -325,34 +325,34 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
 
 
 def _warn_of_lag(group: GroupNow, now_unix_ms: int) -> GroupNow:
-    """Return the group, with a warning if it is behind and has no other trouble."""
+    """Return the group, with a warning if it is behind and has no other issue."""
     if group.level or not group.is_behind(now_unix_ms):
         return group
     word = BEHIND if group.condition == "ready" else group.condition
     return replace(group, level=LEVELS[why.severity("lagging")], condition=word)
 
 
-# --- troubles -------------------------------------------------------------------------------------
+# --- issues -------------------------------------------------------------------------------------
 
 
-def _instance_troubles(seen: FleetSnapshot) -> Iterator[Trouble]:
+def _instance_issues(seen: FleetSnapshot) -> Iterator[Issue]:
     if all(each.state == "silent" for each in seen.instances):
         found = no_instances(seen.fleet)
-        yield Trouble(ALARM, found.text, found.fix, "fleet")
+        yield Issue(ALARM, found.text, found.fix, "fleet")
     silent = {
         each.instance: each.heartbeat_unix_ms for each in seen.instances if each.state == "silent"
     }
     for each in run_checks(INSTANCE_CHECKS, seen):
         if each.severity != Severity.NOTE:
             since = silent.get(each.about)
-            yield Trouble(_level(each), each.text, each.fix, "fleet", since_unix_ms=since)
+            yield Issue(_level(each), each.text, each.fix, "fleet", since_unix_ms=since)
 
 
 def _level(finding: Finding) -> str:
     return LEVELS[Severity(finding.severity)]
 
 
-def _doctor_troubles(findings: Sequence[Finding]) -> Iterator[Trouble]:
+def _doctor_issues(findings: Sequence[Finding]) -> Iterator[Issue]:
     """Yield all problems, all findings about outboxes, and a sentence about other warnings."""
     others: dict[str, int] = Counter()
     for each in findings:
@@ -360,28 +360,26 @@ def _doctor_troubles(findings: Sequence[Finding]) -> Iterator[Trouble]:
         if each.severity == Severity.NOTE:
             continue
         if each.severity == Severity.PROBLEM or each.area == "outboxes":
-            yield Trouble(_level(each), f"{about}{each.text}", each.fix, "doctor", area=each.area)
+            yield Issue(_level(each), f"{about}{each.text}", each.fix, "doctor", area=each.area)
         else:
             others[each.check] += 1
     if others:
         names = ", ".join(f"`{name}`" for name in others)
         text = f"`doctor` has {plural(sum(others.values()), 'more warning')}: {names}"
-        yield Trouble(WARN, text, kind="doctor")
+        yield Issue(WARN, text, kind="doctor")
 
 
-def _cause_trouble(found: why.AssignmentCause, text: str) -> Trouble:
+def _cause_issue(found: why.AssignmentCause, text: str) -> Issue:
     assignment, cause = found.row, found.cause
     level = LEVELS[why.grade(assignment, cause.word)]
-    return Trouble(
+    return Issue(
         level, text, cause.advice, "assignment", assignment.topic,
         assignment.group, assignment.partition,
         found.row.oldest_unix_ms,
     )  # fmt: skip
 
 
-def _failure_troubles(
-    groups: Sequence[GroupNow], explained: set[tuple[str, str]]
-) -> Iterator[Trouble]:
+def _failure_issues(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Issue]:
     """Yield each group whose most recent runs failed and that has not run since."""
     for each in groups:
         if each.condition != FAILING or (each.topic, each.group) in explained:
@@ -397,13 +395,13 @@ def _failure_troubles(
         elif each.waiting_retries:
             fix += f"; `streamqd retry list {each.topic} {each.group}` shows the messages"
         level = LEVELS[why.severity("failing")]
-        yield Trouble(level, text, fix, "group", each.topic, each.group)
+        yield Issue(level, text, fix, "group", each.topic, each.group)
 
 
-def _lag_troubles(
+def _lag_issues(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]], now_unix_ms: int
-) -> Iterator[Trouble]:
-    """Yield each group that is behind, unless another trouble already explains this."""
+) -> Iterator[Issue]:
+    """Yield each group that is behind, unless another issue already explains this."""
     for each in groups:
         pair = (each.topic, each.group)
         level = LEVELS[why.severity("lagging")]
@@ -416,28 +414,28 @@ def _lag_troubles(
         if each.mean_seconds is not None:
             text += f", a run takes {short_duration(each.mean_seconds)}"
         fix = why.lag_advice(each.least_lag, each.growth)
-        yield Trouble(
+        yield Issue(
             level, text, fix, "group", each.topic, each.group, None, each.oldest_unread_unix_ms
         )
 
 
-def _dead_letter_troubles(dead: Mapping[str, int]) -> Iterator[Trouble]:
+def _dead_letter_issues(dead: Mapping[str, int]) -> Iterator[Issue]:
     """Yield one sentence about the dead letters of all topics."""
     by_count = sorted(dead.items(), key=lambda pair: -pair[1])
     fix = "check their causes, then replay or purge them"
     level = OF_CHECKS["partitions.dead-letters-many"]
     if len(by_count) == 1:
         [(topic, number)] = by_count
-        yield Trouble(level, f"{plural(number, 'dead letter')} in {topic}", fix, "dead", topic)
+        yield Issue(level, f"{plural(number, 'dead letter')} in {topic}", fix, "dead", topic)
     elif by_count:
         parts = [f"{number:,} in {topic}" for topic, number in by_count[:NAMED]]
         if len(by_count) > NAMED:
             parts.append(f"{sum(number for _, number in by_count[NAMED:]):,} in others")
         text = f"{plural(sum(dead.values()), 'dead letter')}: {', '.join(parts)}"
-        yield Trouble(level, text, fix, "dead_topics")
+        yield Issue(level, text, fix, "dead_topics")
 
 
-def _schedule_troubles(timed: ScheduleTotals) -> Iterator[Trouble]:
+def _schedule_issues(timed: ScheduleTotals) -> Iterator[Issue]:
     words = {
         "schedules.late": ("late", timed.late),
         "schedules.unreadable": ("unreadable", timed.unreadable),
@@ -448,15 +446,15 @@ def _schedule_troubles(timed: ScheduleTotals) -> Iterator[Trouble]:
     if found:
         level = min((OF_CHECKS[name] for name in found), key=_rank)
         text = f"schedules send nothing: {', '.join(found.values())}"
-        yield Trouble(level, text, "`streamqd doctor --only schedules`", "schedules")
+        yield Issue(level, text, "`streamqd doctor --only schedules`", "schedules")
 
 
-def _unreadable_troubles(rows: Iterable[Unreadable]) -> Iterator[Trouble]:
+def _unreadable_issues(rows: Iterable[Unreadable]) -> Iterator[Issue]:
     for row in rows:
-        yield Trouble(OF_CHECKS["values.unreadable"], str(row), "`streamqd doctor`", "doctor")
+        yield Issue(OF_CHECKS["values.unreadable"], str(row), "`streamqd doctor`", "doctor")
 
 
-def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Trouble:
+def _directive_issue(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Issue:
     """Return a note about a directive, or a warning if it is a pause or stop that is too old."""
     verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
     parts = [part for part in scope.split("/") if part != "*"]
@@ -464,7 +462,7 @@ def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int
     target = "/".join(parts) or "everything"
     text = f"{verb} by {given.by or 'an operator'}: {target}{reason}"
     if kind == "drain":
-        return Trouble(NOTE, text, "", "fleet", since_unix_ms=given.at_unix_ms)
+        return Issue(NOTE, text, "", "fleet", since_unix_ms=given.at_unix_ms)
     topic, _, group = scope.split("/") if scope.count("/") == 2 else (scope, "", "")
     named = topic not in ("", "*")
     level, fix = NOTE, ""
@@ -473,7 +471,7 @@ def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int
         fix = f"`streamqd resume {why.as_argument(scope)}`"
         if kind == "stop":
             fix = f"`streamqd group start {topic} {group}`"
-    return Trouble(
+    return Issue(
         level, text, fix, "group" if named else "fleet", topic if named else "",
         "" if group == "*" else group, None, given.at_unix_ms,
     )  # fmt: skip
@@ -481,7 +479,7 @@ def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int
 
 def summarize_fleet(now: FleetNow) -> str:
     """Return a sentence about the fleet's size and its oldest waiting message."""
-    size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
+    size = f"{count(len(now.snapshot.instances), 'instance')}, {count(len(now.groups), 'group')}"
     if now.oldest_unix_ms is None:
         return sentence(f"{size}, no messages waiting")
     waiting = age(max(0, now.now_unix_ms - now.oldest_unix_ms))

@@ -94,7 +94,9 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters |= FILTERS | {"advice": lambda text: prose(text, self.page_of)}
+        self._environment.filters |= FILTERS | {
+            "advice": lambda text: prose(text, self.url_for_command)
+        }
         self._environment.globals |= {
             "to": self.to,
             "url": self.url,
@@ -125,7 +127,7 @@ class Pages:
                 path = path.replace(place, quote(str(parameters.pop(parameter)), safe=""))
         return "" if "{" in path else self.url(path, **parameters)
 
-    def page_of(self, command: str) -> str:
+    def url_for_command(self, command: str) -> str:
         """Return the URL of the view that replaces a command, or '' if there is none."""
         for pattern, name in _COMMANDS:
             if match := pattern.fullmatch(command):

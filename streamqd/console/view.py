@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from streamqd.console.access import Person, Role
-from streamqd.console.backend import Desk
+from streamqd.console.backend import Resources
 from streamqd.console.bodies import BodyReader
 from streamqd.console.exports import ExportFile
 from streamqd.console.overview import FleetNow
@@ -82,7 +82,7 @@ class Visit:
     the name that the person typed to confirm a change.
     """
 
-    desk: Desk
+    resources: Resources
     person: Person
     path: Mapping[str, str]
     query: Mapping[str, str]
@@ -94,12 +94,12 @@ class Visit:
 
         Raises RedisUnavailableError.
         """
-        return self.desk.now
+        return self.resources.now
 
     @property
     def reader(self) -> BodyReader:
         """A reader that returns messages in the form that the person may see."""
-        return BodyReader(self.person.bodies, self.desk.settings.console.masks)
+        return BodyReader(self.person.bodies, self.resources.settings.console.masks)
 
     def text(self, name: str, default: str = "") -> str:
         """Return a value from `query`, without surrounding spaces."""
@@ -143,16 +143,16 @@ class Visit:
 
     def trace_url(self, trace_id: str) -> str:
         """Return the URL of a trace in the tracing backend, or '' without a backend or trace ID."""
-        url = self.desk.settings.console.trace_url if trace_id else None
+        url = self.resources.settings.console.trace_url if trace_id else None
         return url.replace("{trace_id}", trace_id) if url else ""
 
-    def page_of(self, rows: Sequence[Row], size: int, name: str = "from") -> RowPage[Row]:
+    def paginate(self, rows: Sequence[Row], size: int, name: str = "from") -> RowPage[Row]:
         """Return the page that starts at the position in this parameter, or the last page."""
         start = min(self.number(name, 0), max(0, len(rows) - 1) // size * size)
         return RowPage(rows[start : start + size], start, len(rows))
 
 
-def topic_of(visit: Visit) -> str:
+def path_topic(visit: Visit) -> str:
     """Return the name of the topic from the path."""
     return visit.path["topic"]
 
@@ -220,7 +220,7 @@ class Preview:
     act. `rows` is a table below the sentences: its head and its rows. If `typed` is set, a person
     must type this name to confirm, for the reason in `typed_reason`, and `run` checks it. `stated`
     contains values that the form passes to the act, such as the time of the dry run. Their names
-    start with `forms.OWN`.
+    start with `forms.DRY_RUN_PREFIX`.
     """
 
     sentences: Sequence[str]

@@ -52,7 +52,7 @@ def test_hung_server_is_reported_by_every_command(
         assert_reported(daemon.config_path, "status", 4)
         # All other commands wait in the same way, but the test gives them a shorter timeout.
         monkeypatch.setattr(session, "TIMEOUT", 0.3)
-        monkeypatch.setattr(top, "LOOK_TIMEOUT", 0.3)
+        monkeypatch.setattr(top, "READ_TIMEOUT", 0.3)
         for verb in COMMANDS:
             given = ["--config", str(daemon.config_path), *verb.split()]
             done = CliRunner().invoke(cli, given, input="x\n")

@@ -80,11 +80,11 @@ def fleet(
 @pytest.fixture(scope="module")
 def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A users file with a viewer (vera), an operator (otto) and an admin (anna)."""
-    from streamqd.console.access import new_user, role_of, write_user
+    from streamqd.console.access import new_user, parse_role, write_user
 
     path = tmp_path_factory.mktemp("users") / "users.txt"
     for name, role in (("vera", "viewer"), ("otto", "operator"), ("anna", "admin")):
-        write_user(path, new_user(name, role_of(role), PASSWORD))
+        write_user(path, new_user(name, parse_role(role), PASSWORD))
     return path
 
 

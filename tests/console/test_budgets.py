@@ -38,10 +38,10 @@ def settings(fleet):
 
 
 @pytest.fixture
-def desk(settings):
-    """Yield the desk through which a view reads Redis."""
+def resources(settings):
+    """Yield the resources through which a view reads Redis."""
     backend = Backend(settings, find_in_archive)
-    with backend.own_desk() as opened:
+    with backend.open_resources() as opened:
         yield opened
     backend.close()
 
@@ -63,11 +63,11 @@ def render_view(settings, view: str, visit: Visit, context) -> str:
     ids=["messages", "end", "seconds"],
 )
 def test_search_without_a_match_ends_within_its_budget(
-    settings, desk, monkeypatch, budget, seconds, looked
+    settings, resources, monkeypatch, budget, seconds, looked
 ):
     monkeypatch.setattr(messages, "BUDGET", budget)
     monkeypatch.setattr(messages, "SECONDS", seconds)
-    visit = Visit(desk, ANNA, {"topic": MANY}, {"where": "/a = 1"})
+    visit = Visit(resources, ANNA, {"topic": MANY}, {"where": "/a = 1"})
 
     found = messages.show(visit)
 
@@ -79,9 +79,9 @@ def test_search_without_a_match_ends_within_its_budget(
     assert ('rel="next"' in text) == (looked < COUNT)
 
 
-def test_dead_letters_without_a_match_state_the_budget(settings, desk, monkeypatch, fleet):
+def test_dead_letters_without_a_match_state_the_budget(settings, resources, monkeypatch, fleet):
     monkeypatch.setattr(dead, "BUDGET", 1)
-    visit = Visit(desk, ANNA, {"topic": TOPIC}, {"error": "Never"})
+    visit = Visit(resources, ANNA, {"topic": TOPIC}, {"error": "Never"})
 
     found = dead.show(visit)
 

@@ -14,7 +14,7 @@ from streamqd.admin.published import FleetState
 from streamqd.admin.schedules import ScheduleTotals
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.console import overview
-from streamqd.console.overview import SlowFacts, Trouble
+from streamqd.console.overview import Issue, SlowFacts
 from streamqd.console.view import Visit
 from streamqd.store.directives import Directive, Directives, Scope
 from tests.support import optional
@@ -59,10 +59,10 @@ def assignment(acked=0.0, failed=0.0, **more) -> AssignmentRow:
     return replace(row, lease="owned", lag=0, pending=0, waiting_retries=0, dead_letters=0, **more)
 
 
-def troubles(*rows: AssignmentRow) -> list[Trouble]:
+def issues(*rows: AssignmentRow) -> list[Issue]:
     state = FleetState(NOW, 15.0, (), Directives())
     seen = FleetSnapshot("default", state, instances=[WEST], assignments=rows)
-    return list(overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles)
+    return list(overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).issues)
 
 
 def lagging_row(**more) -> AssignmentRow:
@@ -72,18 +72,18 @@ def lagging_row(**more) -> AssignmentRow:
 
 
 def test_group_with_an_uncounted_growing_lag_is_behind():
-    [found] = troubles(lagging_row())
+    [found] = issues(lagging_row())
 
     assert found.text == (
         "clicks/analytics lags: 1,500 or more unread, 5.0/s arrive and 4.0/s are handled,"
         " a run takes 250ms"
     )
     assert found.fix.startswith("make the handler faster")
-    assert troubles(lagging_row(arriving=4.0)) == [], "it keeps up, and nothing is old"
+    assert issues(lagging_row(arriving=4.0)) == [], "it keeps up, and nothing is old"
 
 
 def test_group_with_an_old_message_is_behind_until_handled():
-    [found] = troubles(lagging_row(arriving=1.0, oldest_unread_unix_ms=NOW - 90_000))
+    [found] = issues(lagging_row(arriving=1.0, oldest_unread_unix_ms=NOW - 90_000))
 
     assert "1.0/s arrive and 4.0/s are handled" in found.text
     assert found.fix == "wait: at this rate it takes 8 min 20 s to catch up"
@@ -95,7 +95,7 @@ def test_forgotten_pause_is_a_warning():
         scope, given = Scope("clicks"), Directive(NOW - seconds * 1000, "ann", "")
         state = FleetState(NOW, 15.0, (), Directives(pauses={scope: given}))
         seen = FleetSnapshot("default", state, instances=[WEST], assignments=[assignment()])
-        [found] = overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles
+        [found] = overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).issues
         return found.level, found.fix
 
     assert paused(3_000) == ("note", "")
@@ -108,7 +108,7 @@ def test_late_schedule_has_the_severity_of_doctor():
     seen = FleetSnapshot("default", FleetState(NOW, 15.0, (), Directives()), instances=[WEST])
 
     def level(known):
-        return overview.derive(seen, SlowFacts(0.0, {}, known, []), 0.0).troubles[0].level
+        return overview.derive(seen, SlowFacts(0.0, {}, known, []), 0.0).issues[0].level
 
     assert (level(late), level(orphaned)) == ("alarm", "warn")
 
@@ -124,7 +124,7 @@ def test_partition_has_the_severity_of_its_problem():
 
     now = overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0)
 
-    [found] = [each for each in now.troubles if each.partition == 0]
+    [found] = [each for each in now.issues if each.partition == 0]
     assert (found.level, now.levels[slow.assignment]) == ("warn", "warn")
     assert now.levels[free.assignment] == "warn", "another instance may take it"
     assert now.groups[0].level == "alarm" == now.levels[flooded.assignment]
@@ -133,13 +133,13 @@ def test_partition_has_the_severity_of_its_problem():
 def test_group_with_failed_runs_shows_the_time_of_the_last():
     """A group that no longer runs keeps its share of failures, while its rate decreases."""
     failure = RecentFailure("shop.Declined", 9, 200.0, "clicks", 0, "analytics", "west")
-    [found] = troubles(assignment(failed=1e-6, failures=(failure,)))
+    [found] = issues(assignment(failed=1e-6, failures=(failure,)))
 
     assert found.text == (
         "100% of the last runs of clicks/analytics failed; last: shop.Declined, 3 min 20 s ago"
     )
     assert "dead letters" not in found.fix, "it has none"
-    assert troubles(assignment(failed=1e-9)) == [], "none within 5 minutes"
+    assert issues(assignment(failed=1e-9)) == [], "none within 5 minutes"
 
 
 def finding(check, severity, about=""):
@@ -159,7 +159,7 @@ def test_doctor_problems_are_listed_and_warnings_summed_up():
 
     now = overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, findings), 0.0)
 
-    assert [(each.level, each.text, each.area) for each in now.troubles] == [
+    assert [(each.level, each.text, each.area) for each in now.issues] == [
         ("alarm", "10.0.0.1:6379: server.eviction is wrong", "server"),
         ("warn", "shop: outboxes.waiting is wrong", "outboxes"),
         ("warn", "`doctor` has 3 more warnings: `server.version`, `server.slow-commands`", ""),
@@ -183,11 +183,11 @@ def test_long_list_is_paged_by_position():
     rows = list(range(450))
     visit = Visit(None, None, {}, {"from": "200"})
 
-    page = visit.page_of(rows, 200)
+    page = visit.paginate(rows, 200)
     assert (page.rows, page.following, page.total) == (rows[200:400], 400, 450)
-    last = Visit(None, None, {}, {"from": "9" * 18}).page_of(rows, 200)
+    last = Visit(None, None, {}, {"from": "9" * 18}).paginate(rows, 200)
     assert (last.rows, last.following) == (rows[400:], None)
-    assert Visit(None, None, {}, {}).page_of([], 200).following is None
+    assert Visit(None, None, {}, {}).paginate([], 200).following is None
 
 
 def test_handlers_are_listed_page_by_page(fleet, users_file, new_console):

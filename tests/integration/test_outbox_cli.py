@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.cli.outbox import outbox_of
+from streamqd.cli.outbox import choose_outbox
 from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.database import connect
@@ -343,7 +343,7 @@ def test_outbox_name_of_the_command_line_is_stable(tmp_path: Path) -> None:
     session = Session(tmp_path / "streamq.toml")
 
     def name(url: str, table: str | None = None) -> str:
-        return outbox_of(session, None, url, table).name
+        return choose_outbox(session, None, url, table).name
 
     assert name(f"sqlite:///{tmp_path}/shop.db") == "shop"
     assert name(f"sqlite:///{tmp_path}/./shop.db") == "shop"

@@ -166,7 +166,7 @@ def test_values_are_printed_in_words(value, text):
     ],
 )
 def test_advice_links_to_the_console_page_of_a_command(command, url):
-    assert Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS).page_of(command) == url
+    assert Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS).url_for_command(command) == url
 
 
 @pytest.mark.parametrize(

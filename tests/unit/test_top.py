@@ -19,7 +19,7 @@ from streamqd.admin.reading import Unreadable
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.columns import Cell, number
-from streamqd.cli.screen.frame import Line, ScreenOptions, frame, rows_of, select_visible
+from streamqd.cli.screen.frame import Line, ScreenOptions, count_table_rows, frame, select_visible
 from streamqd.store.directives import Directive, Directives, Scope
 
 NOW = 1_795_000_000_000
@@ -69,7 +69,7 @@ def test_frame_fills_the_screen_exactly(width: int, height: int, chosen: ScreenO
     orders = Directives(pauses={Scope("access"): Directive(NOW - 5000, "alice", "why " * 60)})
     seen = view([*many, assignment(99, topic="ä日本" * 20)], orders, failures=failures)
 
-    lines = frame(seen, chosen, width, height, trouble="no reply " * 20, old=7.0)
+    lines = frame(seen, chosen, width, height, error="no reply " * 20, old=7.0)
 
     assert len(lines) == height
     assert {count_columns(line) for line in lines} == {width}
@@ -89,7 +89,7 @@ def test_head_shows_the_fleet_and_its_totals() -> None:
 
 def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
     shown = text(
-        frame(view([assignment()]), ScreenOptions(), 80, 24, trouble="no reply from h:1", old=83.0)
+        frame(view([assignment()]), ScreenOptions(), 80, 24, error="no reply from h:1", old=83.0)
     )
 
     assert "REDIS UNAVAILABLE, data 1m23s old" in shown
@@ -99,7 +99,7 @@ def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
 
 def test_only_the_problem_is_shown_before_the_first_reply() -> None:
     assert "cannot connect" in text(
-        frame(None, ScreenOptions(), 80, 24, trouble="cannot connect to h:1")
+        frame(None, ScreenOptions(), 80, 24, error="cannot connect to h:1")
     )
 
 
@@ -290,7 +290,7 @@ def test_values_from_redis_cannot_control_the_terminal() -> None:
 
 def test_scrolling_reaches_all_256_assignments() -> None:
     seen = view([assignment(number) for number in range(256)])
-    room = rows_of(seen, 80, 24)
+    room = count_table_rows(seen, 80, 24)
     chosen, reached = ScreenOptions(order="name"), set()
     for _ in range(256 // room + 1):
         lines = text(frame(seen, chosen, 80, 24)).splitlines()

@@ -27,7 +27,7 @@ Line = list[Cell]
 
 PANEL_ROWS = (3, 8)  # maximum number of rows in a panel, on a small screen and on a large one
 PANEL_MIN_HEIGHT = 16  # minimum height of the screen, in lines, for the panels to be shown
-TROUBLES_MAX = 3
+ISSUES_MAX = 3
 KEYS = "q quit s sort / filter p page space freeze ? help"
 HELP = (
     "q          quit",
@@ -71,19 +71,19 @@ def frame(
     width: int,
     height: int | None,
     *,
-    trouble: str = "",
+    error: str = "",
     old: float = 0.0,
 ) -> list[Line]:
     """Lay out a screen of `height` lines, or all lines if `height` is None.
 
-    If the view is outdated, `trouble` is the reason and `old` its age in seconds. Otherwise,
-    `trouble` is ''.
+    If the view is outdated, `error` is the reason and `old` its age in seconds. Otherwise,
+    `error` is ''.
     """
     if view is None:
-        lines = [[Cell("streamqd top", "bold")], [Cell(trouble or "looking …")]]
+        lines = [[Cell("streamqd top", "bold")], [Cell(error or "looking …")]]
         return _fit(lines, width, height)
-    lines = [_head(view, chosen, trouble, old), _sums(view)]
-    lines += [[Cell("! ", "bad"), each] for each in _troubles(view, trouble)]
+    lines = [_head(view, chosen, error, old), _sums(view)]
+    lines += [[Cell("! ", "bad"), each] for each in _issue_cells(view, error)]
     if chosen.help:
         lines += [[], *([Cell(text)] for text in HELP)]
         return _fit(lines, width, height)
@@ -106,27 +106,27 @@ def select_visible(view: FleetSnapshot, chosen: ScreenOptions) -> list[Assignmen
     )
 
 
-def rows_of(view: FleetSnapshot | None, width: int, height: int, trouble: str = "") -> int:
+def count_table_rows(view: FleetSnapshot | None, width: int, height: int, error: str = "") -> int:
     """Return the number of table rows that fit on the screen."""
     if view is None:
         return 1
     panels = len(_panels(view, width, height))
-    return max(1, height - 2 - len(_troubles(view, trouble)) - panels - 2)
+    return max(1, height - 2 - len(_issue_cells(view, error)) - panels - 2)
 
 
 # --- the head -------------------------------------------------------------------------------------
 
 
-def _head(view: FleetSnapshot, chosen: ScreenOptions, trouble: str, old: float) -> Line:
+def _head(view: FleetSnapshot, chosen: ScreenOptions, error: str, old: float) -> Line:
     states = Counter(each.state for each in view.instances)
     counts = ", ".join(f"{count} {word}" for word, count in sorted(states.items()))
     clock = time.strftime("%H:%M:%S", time.gmtime(view.now_unix_ms / 1000))
     line = [Cell(f"streamqd fleet {printable(view.fleet)}", "bold")]
-    if trouble:
+    if error:
         line.append(Cell(f"  REDIS UNAVAILABLE, data {age(old * 1000)} old", "bad"))
     if chosen.frozen:
         line.append(Cell("  FROZEN", "warn"))
-    when = "" if trouble else f"  {clock}Z"
+    when = "" if error else f"  {clock}Z"
     return [*line, Cell(f"{when}  instances: {counts or 'none'}")]
 
 
@@ -145,16 +145,16 @@ def _sums(view: FleetSnapshot) -> Line:
 _STYLES = {"problem": "bad", "warning": "warn", "note": "warn"}
 
 
-def _troubles(view: FleetSnapshot, trouble: str) -> list[Cell]:
-    found = [Cell(trouble, "bad")] if trouble else []
+def _issue_cells(view: FleetSnapshot, error: str) -> list[Cell]:
+    found = [Cell(error, "bad")] if error else []
     found = [
         *_cells(run_checks([list_directives], view)),
         *found,
         *_cells(run_checks(NOTICES, view)),
     ]
-    if len(found) > TROUBLES_MAX:
-        left = len(found) - TROUBLES_MAX + 1
-        found = [*found[: TROUBLES_MAX - 1], Cell(f"and {left} more; see `streamqd status`", "bad")]
+    if len(found) > ISSUES_MAX:
+        left = len(found) - ISSUES_MAX + 1
+        found = [*found[: ISSUES_MAX - 1], Cell(f"and {left} more; see `streamqd status`", "bad")]
     return found
 
 
@@ -264,7 +264,7 @@ def _failure_cell(each: FailureKind) -> Cell:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def _columns_of(character: str) -> int:
+def _character_width(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
@@ -276,7 +276,7 @@ def _cut(text: str, width: int) -> tuple[str, int]:
         return text[:width], min(len(text), width)
     taken, used = [], 0
     for character in text:
-        columns = _columns_of(character)
+        columns = _character_width(character)
         if used + columns > width:
             break
         taken.append(character)

@@ -14,7 +14,7 @@ _BODY = frozenset({"key", "headers"})
 
 def show(visit: Visit) -> Context:
     """Return a page of entries, latest first. `before` is the entry ID at which to continue."""
-    store, topic, before = visit.desk.store, visit.text("topic"), visit.text("before")
+    store, topic, before = visit.resources.store, visit.text("topic"), visit.text("before")
     names = [topic] if topic else sorted(topics.read_registry(store)[0])
     rows: list[tuple[str, AuditEntry]] = []
     more = False

@@ -82,11 +82,11 @@ def show_topics(visit: Visit) -> Context:
 
     The topic with the newest dead letter comes first.
     """
-    rows = dead_letters.overview(visit.desk.store)
+    rows = dead_letters.overview(visit.resources.store)
     rows.sort(key=lambda row: -(row.newest_unix_ms or 0))
     return {
-        "page": visit.page_of(rows, visit.limit),
-        "jobs": visit.desk.backend.jobs.recent(),
+        "page": visit.paginate(rows, visit.limit),
+        "jobs": visit.resources.backend.jobs.recent(),
     }
 
 
@@ -96,7 +96,7 @@ def show(visit: Visit) -> Context:
     The causes are counted only on the first page, among the newest dead letters. `examine` limits
     how many are read.
     """
-    topic, store, now = visit.path["topic"], visit.desk.store, visit.now
+    topic, store, now = visit.path["topic"], visit.resources.store, visit.now
     choice, cursor = read_choice(visit, now.now_unix_ms), visit.text("cursor")
     budget = visit.number("examine", BUDGET, least=1, most=BUDGET_MAX)
     causes = None
@@ -117,18 +117,18 @@ def show(visit: Visit) -> Context:
         "filters": read_filters(visit),
         "page": page,
         "causes": causes,
-        "shown": visit.page_of(causes.causes if causes else [], CAUSES_SHOWN, "causes_from"),
+        "shown": visit.paginate(causes.causes if causes else [], CAUSES_SHOWN, "causes_from"),
         "more": BUDGET_MAX if budget < BUDGET_MAX else 0,
         "examine": visit.text("examine"),
         "budget": causes.examined if causes else BUDGET,
-        "jobs": visit.desk.backend.jobs.recent(topic)[:5],
+        "jobs": visit.resources.backend.jobs.recent(topic)[:5],
     }
 
 
 def show_dead_letter(visit: Visit) -> Context:
     """Return the details of one dead letter."""
     topic = visit.path["topic"]
-    dead_letter = dead_letters.show(visit.desk.store, topic, visit.path["dead_letter"])
+    dead_letter = dead_letters.show(visit.resources.store, topic, visit.path["dead_letter"])
     reader = visit.reader
     headers = reader.headers(dead_letter.headers)
     trace_id = parse_trace_id(headers)
@@ -148,7 +148,7 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role, so you cannot export them")
     choice = read_choice(visit, visit.now.now_unix_ms)
-    file = ExportFile(visit.desk.backend, topic, choice, f"{visit.person.name} (console)")
+    file = ExportFile(visit.resources.backend, topic, choice, f"{visit.person.name} (console)")
     return f"{topic}-dead-letters.jsonl", "application/x-ndjson", file
 
 
@@ -157,7 +157,7 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role")
     dead_letter = dead_letters.show(
-        visit.desk.store, visit.path["topic"], visit.path["dead_letter"]
+        visit.resources.store, visit.path["topic"], visit.path["dead_letter"]
     )
     return (
         f"{dead_letter.id.replace(':', '-')}.bin",

@@ -17,9 +17,9 @@ from streamqd.admin.dead_letters import MatchCount, Purged, ReplayPlan, ReplayRe
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.console.access import Role
-from streamqd.console.backend import Desk
+from streamqd.console.backend import Resources
 from streamqd.console.formats import reason, sentence
-from streamqd.console.forms import OWN, check_typed
+from streamqd.console.forms import DRY_RUN_PREFIX, check_typed
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import (
     PARTITION_MAX,
@@ -28,7 +28,7 @@ from streamqd.console.view import (
     FormField,
     Preview,
     Visit,
-    topic_of,
+    path_topic,
 )
 from streamqd.console.views.dead import read_choice
 from streamqd.dead_letter import REASONS
@@ -42,7 +42,10 @@ EXAMINED = 10_000  # limit of dead letters that a dry run examines by default
 EXAMINED_MAX = 100_000
 EXAMINING_SECONDS = 5.0  # time limit of a dry run
 ROWS = 20  # limit of causes in a dry run
-AT, COUNT = f"{OWN}at", f"{OWN}letters"  # fields: the time (unix ms) and count of the dry run
+AT, COUNT = (
+    f"{DRY_RUN_PREFIX}at",
+    f"{DRY_RUN_PREFIX}letters",
+)  # fields: the time (unix ms) and count of the dry run
 _LIMIT, _SCAN = "Limit", "Scan at most"  # labels of the fields `canary` and `examine`
 _FILTERS = (
     ("group", "Group", "Default: all groups."),
@@ -133,7 +136,7 @@ def _choice_until(visit: Visit, at_unix_ms: int) -> MessageFilter:
 
 def _now_unix_ms(visit: Visit) -> int:
     """Return a time that is later than that of every existing dead letter (unix ms, Redis time)."""
-    return server_unix_ms(visit.desk.store.connection) + 1
+    return server_unix_ms(visit.resources.store.connection) + 1
 
 
 def _dry_run_ms(visit: Visit) -> int:
@@ -174,10 +177,10 @@ def _describe_unexamined(seen: ReplayPlan | MatchCount, act: str) -> str:
 
 def _make_plan(visit: Visit, at_unix_ms: int) -> ReplayPlan:
     return dead_letters.plan(
-        visit.desk.store,
+        visit.resources.store,
         visit.path["topic"],
         _choice_until(visit, at_unix_ms),
-        fleet=visit.desk.fleet.name,
+        fleet=visit.resources.fleet.name,
         target=_read_target(visit),
         limit=_read_limit(visit),
         budget=_read_budget(visit),
@@ -293,7 +296,7 @@ def preview_purge(visit: Visit) -> Preview:
     """Return the number of dead letters that a purge would delete."""
     topic, at = visit.path["topic"], _now_unix_ms(visit)
     found = dead_letters.count_within(
-        visit.desk.store,
+        visit.resources.store,
         topic,
         read_choice(visit, at),  # without a filter, the count is exact
         budget=_read_budget(visit),
@@ -312,7 +315,7 @@ def preview_purge(visit: Visit) -> Preview:
 
 def purge(visit: Visit) -> ActResult:
     """Start a job that runs the purge which the person saw in the dry run."""
-    configured = visit.desk.settings.topics.get(visit.path["topic"])
+    configured = visit.resources.settings.topics.get(visit.path["topic"])
     change = functools.partial(dead_letters.purge, configured=configured)
     return _start_job(
         visit, "Purge", _choice_until(visit, _dry_run_ms(visit)), change, _describe_purge
@@ -345,15 +348,15 @@ def _start_job(
     `clauses` returns the number of changed dead letters, and the result in words. Raises
     TopicNotFoundError, RequestRefusedError.
     """
-    topic, store, stated = visit.path["topic"], visit.desk.store, _dry_run_count(visit)
+    topic, store, stated = visit.path["topic"], visit.resources.store, _dry_run_count(visit)
     if choice.ids:
         dead_letters.count(
             store, topic, choice
         )  # raises RequestRefusedError if a dead letter is missing
 
-    def work(desk: Desk, job: ConsoleJob) -> str:
+    def work(resources: Resources, job: ConsoleJob) -> str:
         done = change(
-            *(desk.store, topic, choice),
+            *(resources.store, topic, choice),
             stop=job.stop,
             progress=job.progress,
             examining=job.count_examined,
@@ -368,7 +371,7 @@ def _start_job(
 
     total = dead_letters.total(store, topic)
     job = ConsoleJob(visit.person.name, title, topic, stated, total, replayed_since_unix_ms, rest)
-    return ActResult.of_job(visit.desk.backend.start_job(job, work))
+    return ActResult.of_job(visit.resources.backend.start_job(job, work))
 
 
 ACTS = (
@@ -392,7 +395,7 @@ ACTS = (
         preview_purge,
         purge,
         _purge_fields,
-        topic_of,
+        path_topic,
         back="dead",
     ),
 )

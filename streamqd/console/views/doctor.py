@@ -18,12 +18,12 @@ def show(visit: Visit) -> Context:
     console does not connect to the databases of outboxes. It may not be able to reach them, and a
     page must not wait for them.
     """
-    settings = visit.desk.settings
+    settings = visit.resources.settings
     left_out = {"host"} | ({"permissions"} if settings.console.read_only else set())
     every = [each for each in diagnosis.CHECKS if each.area not in left_out]
     area = visit.text("area")
     checks = [each for each in every if area in ("", each.area)]
-    report = diagnosis.examine(visit.desk.store.connection, settings, checks)
+    report = diagnosis.examine(visit.resources.store.connection, settings, checks)
     findings = sorted(report.findings, key=lambda each: each.area)
     return {
         "report": report,
@@ -32,7 +32,7 @@ def show(visit: Visit) -> Context:
         "found": [(name, list(some)) for name, some in groupby(findings, lambda each: each.area)],
         "levels": {str(severity): level for severity, level in LEVELS.items() if severity},
         "of_groups": Counter(
-            each.level for each in visit.now.troubles if each.kind in ("assignment", "group")
+            each.level for each in visit.now.issues if each.kind in ("assignment", "group")
         ),
         "left_out": "permissions" in left_out,
     }

@@ -11,10 +11,10 @@ from streamqd.store.directives import Scope, parse_scope
 
 def show(visit: Visit) -> Context:
     """Return the instances, and the directives that are in force."""
-    control = directives.view(visit.desk.fleet)
-    instances = sorted(visit.now.seen.instances, key=_by_name)
+    control = directives.view(visit.resources.fleet)
+    instances = sorted(visit.now.snapshot.instances, key=_by_name)
     return {
-        "page": visit.page_of(instances, visit.limit),
+        "page": visit.paginate(instances, visit.limit),
         "reloads": [each for each in instances if each.reload],
         "drained": {each.target for each in control.directives if each.kind == "drain"},
         "directives": [(each, _place(each)) for each in control.directives],

@@ -109,7 +109,7 @@ def show(visit: Visit) -> Context:
     for each in now.groups:
         groups.setdefault(each.topic, []).append(each)
     every = []
-    for name in sorted(groups.keys() | (found.by_topic.keys() & now.seen.topics.keys())):
+    for name in sorted(groups.keys() | (found.by_topic.keys() & now.snapshot.topics.keys())):
         topic = FlowTopic(name, found.by_topic.get(name, []), groups.get(name, []))
         texts = [name, *(f"{name}/{each.group}" for each in topic.groups)]
         if any(wanted in text.lower() for text in (*texts, *(s.name for s in topic.sources))):

@@ -30,9 +30,11 @@ class HandlerRow:
 
 def show(visit: Visit) -> Context:
     """Return the most recent failures, and a row for each handler and group, the slowest first."""
-    desk, now = visit.desk, visit.now
-    rows = _rows(now.seen.assignments)
-    found_runs = desk.backend.history.runs(desk.store, now.seen.fleet, now.now_unix_ms)
+    resources, now = visit.resources, visit.now
+    rows = _rows(now.snapshot.assignments)
+    found_runs = resources.backend.history.runs(
+        resources.store, now.snapshot.fleet, now.now_unix_ms
+    )
     for pair, row in rows.items():
         row.runs = found_runs.get(pair, {})
     wanted = visit.q.lower()
@@ -41,8 +43,10 @@ def show(visit: Visit) -> Context:
     ]
     found.sort(key=lambda row: (-(row.quantile(0.95) or 0.0), row.handler, row.topic))
     return {
-        "page": visit.page_of(found, visit.limit),
-        "failures": visit.page_of(ranking.recent(now.seen.failures), visit.limit, "failures_from"),
+        "page": visit.paginate(found, visit.limit),
+        "failures": visit.paginate(
+            ranking.recent(now.snapshot.failures), visit.limit, "failures_from"
+        ),
         "failures_seconds": ranking.RECENT_SECONDS,
     }
 

@@ -16,7 +16,7 @@ SECONDS = 0.3  # time limit for examining them
 
 def show_job(visit: Visit) -> Context:
     """Return one job, and the number of replayed messages that became dead letters again."""
-    job = visit.desk.backend.jobs.get(visit.path["job"])
+    job = visit.resources.backend.jobs.get(visit.path["job"])
     again, complete = _count_dead_again(visit, job)
     return {
         "job": job,
@@ -47,7 +47,7 @@ def _count_dead_again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
         return None, True
     choice = MessageFilter(since_unix_ms=job.replayed_since_unix_ms)
     found = dead_letters.causes(
-        visit.desk.store,
+        visit.resources.store,
         job.topic,
         choice,
         budget=BUDGET,
@@ -58,7 +58,7 @@ def _count_dead_again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
 
 def preview_stop(visit: Visit) -> Preview:
     """Return the effect of stopping a job."""
-    job = visit.desk.backend.jobs.get(visit.path["job"])
+    job = visit.resources.backend.jobs.get(visit.path["job"])
     if not job.running:
         return Preview([], refusal=f"The job is already finished: {job.result}")
     return Preview([f"{job.title} would stop after its current batch. Its changes so far remain."])
@@ -66,7 +66,7 @@ def preview_stop(visit: Visit) -> Preview:
 
 def stop(visit: Visit) -> ActResult:
     """Request a job to stop after its current batch."""
-    job = visit.desk.backend.jobs.get(visit.path["job"])
+    job = visit.resources.backend.jobs.get(visit.path["job"])
     job.stopping.set()
     note = AuditNote([job.topic], "job stop", {"job": job.title, "started_by": job.person})
     # The sentence is empty, because the page of the job shows that it is stopping.

@@ -42,7 +42,7 @@ Test = Callable[[TailedEntry], bool]
 
 def show(visit: Visit) -> Context:
     """Return a page of messages, newest first, and how many were examined."""
-    topic, store = visit.path["topic"], visit.desk.store
+    topic, store = visit.path["topic"], visit.resources.store
     choice = read_choice(visit, visit.now.now_unix_ms)
     count = partition_count(store, topic)
     if choice.key is not None and choice.partition is None:
@@ -70,7 +70,7 @@ def _search(
     examined, total, cursor = 0, 0, visit.text("cursor")
     until = time.monotonic() + SECONDS
     while True:
-        found = tail.messages(visit.desk.store, visit.path["topic"])
+        found = tail.messages(visit.resources.store, visit.path["topic"])
         piece = min(PIECE, BUDGET - examined) if test or choice.has_filters else visit.limit
         size = piece if test else visit.limit - len(rows)
         page = found.page(choice, limit=size, cursor=cursor, budget=piece)
@@ -137,7 +137,7 @@ def show_tail(visit: Visit) -> Context:
     topic, partition = visit.path["topic"], visit.optional_number("partition", most=PARTITION_MAX)
 
     def read() -> tuple[int, bool, list[TailedEntry], list[Unreadable]]:
-        found = tail.messages(visit.desk.store, topic)
+        found = tail.messages(visit.resources.store, topic)
         followed = partition is not None or found.partitions <= TAIL_PARTITIONS
         rows = _read_newest(found, MessageFilter(partition=partition)) if followed else []
         return found.partitions, followed, rows, found.reader.rows
@@ -183,7 +183,7 @@ def show_message(visit: Visit) -> Context:
     topic, name = visit.path["topic"], tracing.read_name(visit.text("uid"))
     if name.topic != topic:
         raise InvalidRequestError(f"{visit.text('uid')} is not a message of {topic}")
-    found = tracing.trace(visit.desk.fleet, name)
+    found = tracing.trace(visit.resources.fleet, name)
     kept = found.entry is not None or found.where == "delayed"
     fields = _read_fields(visit, found.partition, found.id) if kept else {}
     reader, raw_headers = visit.reader, parse_headers(fields) or {}
@@ -198,7 +198,7 @@ def show_message(visit: Visit) -> Context:
         "body": reader.body(fields.get(b"payload", b"")) if fields else None,
         "key": reader.key(fields.get(b"key")),
         "headers": headers,
-        "archive": visit.desk.settings.console.archive or "",
+        "archive": visit.resources.settings.console.archive or "",
         "archived_in": _find_in_archive(visit, found),
     }
 
@@ -242,7 +242,7 @@ def _origin_of_uid(label: str, text: str) -> Origin:
 
 def _find_in_archive(visit: Visit, found: Trace) -> str:
     """Return the place of a message in the archive, or '' if the person did not ask for it."""
-    settings = visit.desk.settings
+    settings = visit.resources.settings
     asked = visit.text("archive") and found.where != "delayed"
     if not asked or settings.console.archive is None:
         return ""
@@ -250,7 +250,7 @@ def _find_in_archive(visit: Visit, found: Trace) -> str:
         return "Another request is reading the archive; reload this page."
     try:
         place = (found.topic, found.partition, found.id)
-        find_in_archive = visit.desk.backend.find_in_archive
+        find_in_archive = visit.resources.backend.find_in_archive
         copy = find_in_archive(settings.console.archive, *place, settings.archive.pairs)
     except ModuleNotFoundError as error:
         return f"Reading the archive needs the package {error.name}; run {extras.hint('spark')}."
@@ -268,7 +268,7 @@ def _read_fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, byt
 
     Raises RequestRefusedError if a delayed send is no longer waiting.
     """
-    store, topic = visit.desk.store, visit.path["topic"]
+    store, topic = visit.resources.store, visit.path["topic"]
     try:
         entry_id = str(read_id(place))
     except ValueError:

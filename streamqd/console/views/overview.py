@@ -1,4 +1,4 @@
-"""The first page: first the troubles, then every group with its figures."""
+"""The first page: first the issues, then every group with its figures."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from streamqd.console.overview import ALARM, WARN, FleetNow
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.words import plural
 
-TROUBLES_SHOWN = 12
+ISSUES_SHOWN = 12
 GROUPS_SHOWN = 200
 
 
 def show(visit: Visit) -> Context:
-    """Return the troubles, and the groups whose name contains `q`."""
-    desk, now, wanted = visit.desk, visit.now, visit.q.lower()
+    """Return the issues, and the groups whose name contains `q`."""
+    resources, now, wanted = visit.resources, visit.now, visit.q.lower()
     groups = [each for each in now.groups if wanted in f"{each.topic}/{each.group}".lower()]
     every = "all" in visit.query
-    troubles = now.troubles if every else now.troubles[:TROUBLES_SHOWN]
+    issues = now.issues if every else now.issues[:ISSUES_SHOWN]
     return {
         "headline": _headline(now),
         "level": next((each for each in (ALARM, WARN) if now.count(each)), ""),
         "calm": overview.summarize_fleet(now),
-        "troubles": troubles,
-        "more_troubles": len(now.troubles) - len(troubles),
+        "issues": issues,
+        "more_issues": len(now.issues) - len(issues),
         "lag": sum(each.least_lag for each in now.groups),
-        "page": visit.page_of(groups, GROUPS_SHOWN),
+        "page": visit.paginate(groups, GROUPS_SHOWN),
         "busiest": max((each.least_lag for each in groups), default=0),
-        "sparks": desk.backend.history.sparks(desk.store, now.seen.fleet, now.now_unix_ms),
+        "sparks": resources.backend.history.sparks(
+            resources.store, now.snapshot.fleet, now.now_unix_ms
+        ),
     }
 
 

@@ -31,7 +31,7 @@ def show(visit: Visit) -> Context:
     """Return a page of schedules, sorted by name."""
     topic = visit.text("topic") or None
     seen = schedules.list_schedules(
-        visit.desk.store, topic, limit=visit.limit, cursor=visit.text("cursor")
+        visit.resources.store, topic, limit=visit.limit, cursor=visit.text("cursor")
     )
     return {
         "seen": seen,
@@ -42,7 +42,7 @@ def show(visit: Visit) -> Context:
 
 def show_one(visit: Visit) -> Context:
     """Return one schedule with its settings and its next ticks."""
-    name, store = visit.path["schedule"], visit.desk.store
+    name, store = visit.path["schedule"], visit.resources.store
     detail = schedules.show(store, name)
     try:
         ticks = schedules.next_ticks(store, (), name, None, TICKS_SHOWN).rows
@@ -59,14 +59,14 @@ def show_one(visit: Visit) -> Context:
 
 def _note(visit: Visit, command: str) -> AuditNote:
     name = visit.path["schedule"]
-    topic = schedules.show(visit.desk.store, name).row.topic
+    topic = schedules.show(visit.resources.store, name).row.topic
     return AuditNote([topic], command, {"schedules": [name]}, {"changed": 1})
 
 
 def preview_pause(visit: Visit) -> Preview:
     """Return the effect of pausing a schedule."""
     name = visit.path["schedule"]
-    schedules.pause(visit.desk.store, [name], dry_run=True)
+    schedules.pause(visit.resources.store, [name], dry_run=True)
     return Preview([f"{name} would send no message until it is resumed. It keeps its due time."])
 
 
@@ -74,14 +74,14 @@ def pause(visit: Visit) -> ActResult:
     """Pause a schedule."""
     name = visit.path["schedule"]
     note = _note(visit, "schedule pause")
-    done = schedules.pause(visit.desk.store, [name])
+    done = schedules.pause(visit.resources.store, [name])
     return ActResult(f"{name} is paused.", note if done.changed else None)
 
 
 def preview_resume(visit: Visit) -> Preview:
     """Return the effect of resuming a schedule."""
     name = visit.path["schedule"]
-    schedules.resume(visit.desk.store, [name], dry_run=True)
+    schedules.resume(visit.resources.store, [name], dry_run=True)
     return Preview([f"{name} would send again. Its misfire setting controls missed ticks."])
 
 
@@ -89,13 +89,13 @@ def resume(visit: Visit) -> ActResult:
     """Resume a schedule."""
     name = visit.path["schedule"]
     note = _note(visit, "schedule resume")
-    done = schedules.resume(visit.desk.store, [name])
+    done = schedules.resume(visit.resources.store, [name])
     return ActResult(f"{name} is resumed.", note if done.changed else None)
 
 
 def preview_run(visit: Visit) -> Preview:
     """Return the message that would be sent."""
-    done = schedules.run(visit.desk.store, visit.path["schedule"], dry_run=True)
+    done = schedules.run(visit.resources.store, visit.path["schedule"], dry_run=True)
     return Preview(
         [
             f"One message would be sent to {done.topic}/{done.partition} now.",
@@ -107,7 +107,7 @@ def preview_run(visit: Visit) -> Preview:
 def run(visit: Visit) -> ActResult:
     """Send a schedule's message now."""
     name = visit.path["schedule"]
-    done = schedules.run(visit.desk.store, name)
+    done = schedules.run(visit.resources.store, name)
     note = AuditNote([done.topic], "schedule run", {"schedule": name}, {"sent": 1})
     return ActResult(f"{name} sent {done.uid}.", note)
 

@@ -44,7 +44,7 @@ def _read_form(visit: Visit) -> tuple[dict[str, str], float | None]:
 def preview_send(visit: Visit) -> Preview:
     """Return the effect of sending the message."""
     topic = visit.path["topic"]
-    count = partition_count(visit.desk.store, topic)
+    count = partition_count(visit.resources.store, topic)
     _, delay = _read_form(visit)
     key = visit.text("key")
     where = f"partition {crc32_partition(key.encode(), count)}" if key else "the next partition"
@@ -67,7 +67,7 @@ def send_message(visit: Visit) -> ActResult:
 
 def _edit_fields(visit: Visit) -> Sequence[FormField]:
     dead_letter = dead_letters.show(
-        visit.desk.store, visit.path["topic"], visit.path["dead_letter"]
+        visit.resources.store, visit.path["topic"], visit.path["dead_letter"]
     )
     try:
         text, key = dead_letter.payload.decode(), (dead_letter.key or b"").decode()
@@ -117,7 +117,7 @@ def edit(visit: Visit) -> ActResult:
     topic, name = visit.path["topic"], visit.path["dead_letter"]
     if not _edit_fields(visit):
         raise RequestRefusedError(f"part of the dead letter {NOT_EDITABLE}")
-    dead_letter = dead_letters.show(visit.desk.store, topic, name)
+    dead_letter = dead_letters.show(visit.resources.store, topic, name)
     headers = stated_headers(visit) | {EDITED_FROM: dead_letter.uid or f"{topic} {name}"}
     payload = visit.query.get("payload", "")
     if b"\r\n" in dead_letter.payload:
@@ -136,8 +136,8 @@ def send(
     delay: float | None = None,
 ) -> str:
     """Send one message and return its uid. The topic must already exist."""
-    partition_count(visit.desk.store, topic)
-    with Producer(None, visit.desk.settings, create=False) as producer:
+    partition_count(visit.resources.store, topic)
+    with Producer(None, visit.resources.settings, create=False) as producer:
         try:
             return producer.send(
                 topic, payload, key=key or None, headers=dict(headers) or None, delay=delay

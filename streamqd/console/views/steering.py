@@ -10,7 +10,7 @@ from streamqd.admin import directives, stacks
 from streamqd.admin.directives import DepartingAssignment, PlannedMove, WrittenDirective
 from streamqd.console.access import Role
 from streamqd.console.formats import sentence
-from streamqd.console.forms import WHY
+from streamqd.console.forms import REASON_FIELD
 from streamqd.console.view import (
     PARTITION_MAX,
     Act,
@@ -69,11 +69,11 @@ class Steering(Generic[Target]):
 
 
 def _reason_parameter(visit: Visit) -> dict[str, str]:
-    return {"reason": visit.text(WHY)} if visit.text(WHY) else {}
+    return {"reason": visit.text(REASON_FIELD)} if visit.text(REASON_FIELD) else {}
 
 
 def _reason(visit: Visit) -> Sequence[FormField]:
-    return (visit.field(WHY, "Reason", "Shown in the overview."),)
+    return (visit.field(REASON_FIELD, "Reason", "Shown in the overview."),)
 
 
 def _partition(visit: Visit) -> Sequence[FormField]:
@@ -112,7 +112,7 @@ def _name(scope: Scope) -> str:
 
 def find_wider_pause(visit: Visit, scope: Scope) -> str:
     """Return a wider pause that covers a scope, such as `orders/*/*`, or '' if there is none."""
-    found = visit.now.seen.state.control.find_pause(scope)
+    found = visit.now.snapshot.state.control.find_pause(scope)
     return "" if found is None or found[0] == scope else str(found[0])
 
 
@@ -120,7 +120,7 @@ PAUSE = Steering(
     "pause",
     _group_scope,
     lambda visit, scope, dry_run: directives.pause(
-        visit.desk.fleet, scope, visit.text(WHY), dry_run=dry_run
+        visit.resources.fleet, scope, visit.text(REASON_FIELD), dry_run=dry_run
     ),
     lambda _visit, scope: (
         f"{_name(scope)} would fetch no more messages. Running messages finish, the partitions keep"
@@ -131,7 +131,7 @@ PAUSE = Steering(
 RESUME = Steering(
     "resume",
     _group_scope,
-    lambda visit, scope, dry_run: directives.resume(visit.desk.fleet, scope, dry_run=dry_run),
+    lambda visit, scope, dry_run: directives.resume(visit.resources.fleet, scope, dry_run=dry_run),
     lambda _visit, scope: f"{_name(scope)} would fetch messages again.",
     lambda _visit, scope: f"{_name(scope)}: resumed.",
 )
@@ -147,7 +147,7 @@ STOP = Steering(
     "group stop",
     _stop_scope,
     lambda visit, _scope, dry_run: directives.stop(
-        visit.desk.fleet, *_group(visit), visit.text(WHY), dry_run=dry_run
+        visit.resources.fleet, *_group(visit), visit.text(REASON_FIELD), dry_run=dry_run
     ),
     lambda _visit, scope: (
         f"No instance would own partitions of {scope.topic}/{scope.group}. Workers finish their"
@@ -160,7 +160,7 @@ START = Steering(
     "group start",
     _stop_scope,
     lambda visit, _scope, dry_run: directives.start(
-        visit.desk.fleet, *_group(visit), dry_run=dry_run
+        visit.resources.fleet, *_group(visit), dry_run=dry_run
     ),
     lambda _visit, scope: (
         f"Instances would own the partitions of {scope.topic}/{scope.group} again."
@@ -172,14 +172,14 @@ START = Steering(
 # --- one partition --------------------------------------------------------------------------------
 
 
-def assignment_of(visit: Visit) -> Assignment:
+def path_assignment(visit: Visit) -> Assignment:
     """Return the assignment in the path. Raises InvalidRequestError."""
     number = integer(visit.path["partition"], "partition", most=PARTITION_MAX)
     return Assignment(visit.path["topic"], number, visit.path["group"])
 
 
 def _move_fields(visit: Visit) -> Sequence[FormField]:
-    assignment = assignment_of(visit)
+    assignment = path_assignment(visit)
     choices = [(each, each) for each in _list_takers(visit, assignment)]
     return (
         FormField("to", "To", _read_target_instance(visit, assignment), choices=choices),
@@ -190,7 +190,7 @@ def _move_fields(visit: Visit) -> Sequence[FormField]:
 def _list_takers(visit: Visit, assignment: Assignment) -> list[str]:
     """Return the live instances with a consumer for the group, and the instance in the form."""
     pair, now = (assignment.topic, assignment.group), visit.now
-    live = [each for each in now.seen.instances if each.instance in now.seen.state.live]
+    live = [each for each in now.snapshot.instances if each.instance in now.snapshot.state.live]
     names = {each.instance for each in live if pair in each.offers}
     return sorted(names | {visit.text("to")} - {""})
 
@@ -198,7 +198,7 @@ def _list_takers(visit: Visit, assignment: Assignment) -> list[str]:
 def _read_owner(visit: Visit, assignment: Assignment) -> str:
     """Return the owner of an assignment, or '' if it has none."""
     return next(
-        (each.owner for each in visit.now.seen.assignments if each.assignment == assignment), ""
+        (each.owner for each in visit.now.snapshot.assignments if each.assignment == assignment), ""
     )
 
 
@@ -217,7 +217,9 @@ def _move(visit: Visit, assignment: Assignment, dry_run: bool) -> WrittenDirecti
         )
     if not dry_run and not visit.text("to"):
         raise InvalidRequestError('"To" must be the name of a live instance')
-    return directives.move(visit.desk.fleet, assignment, to, visit.text(WHY), dry_run=dry_run)
+    return directives.move(
+        visit.resources.fleet, assignment, to, visit.text(REASON_FIELD), dry_run=dry_run
+    )
 
 
 def _describe_move(visit: Visit, assignment: Assignment) -> str:
@@ -231,7 +233,7 @@ def _describe_move(visit: Visit, assignment: Assignment) -> str:
 
 
 def _from_and_to(visit: Visit) -> dict[str, str]:
-    assignment = assignment_of(visit)
+    assignment = path_assignment(visit)
     return {
         "from": _read_owner(visit, assignment) or "none",
         "to": _read_target_instance(visit, assignment),
@@ -240,7 +242,7 @@ def _from_and_to(visit: Visit) -> dict[str, str]:
 
 MOVE = Steering(
     "move",
-    assignment_of,
+    path_assignment,
     _move,
     _describe_move,
     lambda visit, assignment: (
@@ -250,9 +252,9 @@ MOVE = Steering(
 )
 STACK = Steering(
     "stack",
-    assignment_of,
+    path_assignment,
     lambda visit, assignment, dry_run: stacks.request(
-        visit.desk.fleet, assignment, dry_run=dry_run
+        visit.resources.fleet, assignment, dry_run=dry_run
     ),
     lambda _visit, assignment: (
         f"The owner of {assignment} would read the stacks of its worker, log them, and publish"
@@ -273,7 +275,7 @@ def _instance(visit: Visit) -> str:
 UNDRAIN = Steering(
     "drain --undo",
     _instance,
-    lambda visit, name, dry_run: directives.undrain(visit.desk.fleet, name, dry_run=dry_run),
+    lambda visit, name, dry_run: directives.undrain(visit.resources.fleet, name, dry_run=dry_run),
     lambda _visit, name: f"{name} would accept partitions again.",
     lambda _visit, name: f"{name} accepts partitions again.",
 )
@@ -283,7 +285,7 @@ DRAIN = Steering(
     "drain",
     _instance,
     lambda visit, name, dry_run: directives.drain(
-        visit.desk.fleet, name, visit.text(WHY), dry_run=dry_run
+        visit.resources.fleet, name, visit.text(REASON_FIELD), dry_run=dry_run
     ),
     lambda _visit, name: (
         f"{name} would release its partitions and accept no new ones until it is undrained."
@@ -299,7 +301,7 @@ def _assignment(each: DepartingAssignment | PlannedMove) -> str:
 def preview_drain(visit: Visit) -> Preview:
     """Return the effect of a drain: which partitions would move, and which would have no owner."""
     base = DRAIN.preview(visit)
-    plan = directives.departure(visit.desk.fleet, _instance(visit))
+    plan = directives.departure(visit.resources.fleet, _instance(visit))
     owned = plural(len(plan.assignments), "assignment")
     sentences = [*base.sentences, f"{_instance(visit)} owns {owned}."]
     if plan.longest_run_seconds:
@@ -322,7 +324,7 @@ def preview_drain(visit: Visit) -> Preview:
 
 def preview_rebalance(visit: Visit) -> Preview:
     """Return the moves that a rebalance would start."""
-    plan = directives.rebalance(visit.desk.fleet, visit.text(WHY), dry_run=True)
+    plan = directives.rebalance(visit.resources.fleet, visit.text(REASON_FIELD), dry_run=True)
     if not plan.moves and not plan.forgotten:
         return Preview(["The fleet is balanced: no partition would move."])
     sentences = [f"{plural(len(plan.moves), 'partition')} would move now, without waiting times."]
@@ -338,7 +340,7 @@ def preview_rebalance(visit: Visit) -> Preview:
 def rebalance(visit: Visit) -> ActResult:
     """Rebalance the fleet now."""
     topics = visit.now.topics
-    done = directives.rebalance(visit.desk.fleet, visit.text(WHY))
+    done = directives.rebalance(visit.resources.fleet, visit.text(REASON_FIELD))
     note = AuditNote(topics, "rebalance", _reason_parameter(visit), {"moves": len(done.moves)})
     return ActResult(f"{plural(len(done.moves), 'partition')} move.", note)
 

@@ -10,7 +10,7 @@ from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.errors import InvalidRequestError
 
 PANEL_ROWS = 8  # limit of slow handlers and of kinds of failure
-TROUBLES_SHOWN = 3
+ISSUES_SHOWN = 3
 # The sort orders, and the heading of the column for each.
 HEADS = {
     "urgency": "Urgency",
@@ -36,18 +36,18 @@ def show(visit: Visit) -> Context:
     now, order, reverse = visit.now, visit.text("sort", ranking.ORDERS[0]), "reverse" in visit.query
     if order not in ranking.ORDERS:
         raise InvalidRequestError(f"sort must be one of {', '.join(ranking.ORDERS)}")
-    seen = now.seen
+    seen = now.snapshot
     rows = ranking.select_rows(seen.assignments, visit.q, order, reverse=reverse)
     return {
         "totals": seen.totals,
         "states": sorted(Counter(each.state for each in seen.instances).items()),
-        "troubles": now.troubles[:TROUBLES_SHOWN],
-        "more_troubles": len(now.troubles[TROUBLES_SHOWN:]),
+        "issues": now.issues[:ISSUES_SHOWN],
+        "more_issues": len(now.issues[ISSUES_SHOWN:]),
         "order": order,
         "reverse": reverse,
         "heads": HEADS,
         "describe_condition": describe_condition,
-        "page": visit.page_of(rows, visit.limit),
+        "page": visit.paginate(rows, visit.limit),
         "slow": ranking.slowest(seen.assignments)[:PANEL_ROWS],
         "failures": ranking.recent(seen.failures)[:PANEL_ROWS],
         "failures_seconds": ranking.RECENT_SECONDS,

@@ -8,7 +8,7 @@ from streamqd.admin import directives, groups, growth, topics, topics_deletion
 from streamqd.admin.groups import GroupReset
 from streamqd.admin.topics_deletion import DeletionExtent
 from streamqd.console.access import Role
-from streamqd.console.backend import Desk, record
+from streamqd.console.backend import Resources, record
 from streamqd.console.formats import sentence
 from streamqd.console.forms import NOT_AUDITED
 from streamqd.console.jobs import ConsoleJob
@@ -20,7 +20,7 @@ from streamqd.console.view import (
     FormField,
     Preview,
     Visit,
-    topic_of,
+    path_topic,
 )
 from streamqd.errors import RequestRefusedError
 from streamqd.words import plural, spans
@@ -29,7 +29,7 @@ POLL_SECONDS = 1.0  # seconds between two checks of the groups of a growing topi
 ROWS = 50  # limit of partitions in a dry run
 
 
-def _group_of(visit: Visit) -> str:
+def _path_group(visit: Visit) -> str:
     return visit.path["group"]
 
 
@@ -47,7 +47,7 @@ def _wanted_partitions(visit: Visit) -> int:
     given = visit.optional_number("partitions", least=1, most=growth.PARTITIONS_MAX)
     if given is not None:
         return given
-    count = topics.partition_count(visit.desk.store, visit.path["topic"])
+    count = topics.partition_count(visit.resources.store, visit.path["topic"])
     return min(2 * count, growth.PARTITIONS_MAX)
 
 
@@ -56,8 +56,8 @@ def _find_growth(visit: Visit, to: int) -> growth.Progress | None:
 
     Raises InvalidRequestError, TopicNotFoundError, RequestRefusedError.
     """
-    name, settings = visit.path["topic"], visit.desk.settings
-    found = growth.progress(visit.desk.store, name, to)
+    name, settings = visit.path["topic"], visit.resources.settings
+    found = growth.progress(visit.resources.store, name, to)
     if found is not None and found.done:
         raise RequestRefusedError(f"{name} already has {plural(to, 'partition')}")
     growth.check_configured(name, to, settings.topics.get(name), settings.source)
@@ -66,7 +66,7 @@ def _find_growth(visit: Visit, to: int) -> growth.Progress | None:
 
 def preview_grow(visit: Visit) -> Preview:
     """Return the effect of growing a topic."""
-    name, store, to = visit.path["topic"], visit.desk.store, _wanted_partitions(visit)
+    name, store, to = visit.path["topic"], visit.resources.store, _wanted_partitions(visit)
     under_way, goal = _find_growth(visit, to), plural(to, "partition")
     if under_way is not None:
         rows = [(each.group, each.left) for each in under_way.groups]
@@ -93,10 +93,10 @@ def grow(visit: Visit) -> ActResult:
     name, to = visit.path["topic"], _wanted_partitions(visit)
     under_way = _find_growth(visit, to)
 
-    def work(desk: Desk, job: ConsoleJob) -> str:
-        notify = growth.notifier(desk.fleet, name, to)
+    def work(resources: Resources, job: ConsoleJob) -> str:
+        notify = growth.notifier(resources.fleet, name, to)
         while True:
-            found = growth.grow(desk.store, name, to, notify=notify)
+            found = growth.grow(resources.store, name, to, notify=notify)
             waiting = sum(not each.done for each in found.groups)
             job.total = max(job.total or 0, len(found.groups))
             job.done = job.total - waiting
@@ -109,14 +109,14 @@ def grow(visit: Visit) -> ActResult:
     job = ConsoleJob(visit.person.name, f"Grow to {to:,}", name)
     started = AuditNote([name], "topic grow", {"partitions": to})
     note = started if under_way is None else None
-    return ActResult.of_job(visit.desk.backend.start_job(job, work), note)
+    return ActResult.of_job(visit.resources.backend.start_job(job, work), note)
 
 
 # --- delete a topic -------------------------------------------------------------------------------
 
 
 def _refuse_in_use(visit: Visit, found: DeletionExtent) -> None:
-    offering = directives.consuming_instances(visit.desk.fleet, found.topic)
+    offering = directives.consuming_instances(visit.resources.fleet, found.topic)
     if offering:
         raise RequestRefusedError(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances, or"
@@ -131,7 +131,7 @@ def _refuse_in_use(visit: Visit, found: DeletionExtent) -> None:
 
 def preview_delete_topic(visit: Visit) -> Preview:
     """Return what the deletion of a topic would delete."""
-    found = topics_deletion.measure_extent(visit.desk.store, visit.path["topic"])
+    found = topics_deletion.measure_extent(visit.resources.store, visit.path["topic"])
     _refuse_in_use(visit, found)
     names = f"the groups {', '.join(found.groups)}" if found.groups else "no group"
     messages, dead_letters = (
@@ -151,23 +151,23 @@ def preview_delete_topic(visit: Visit) -> Preview:
 def delete_topic(visit: Visit) -> ActResult:
     """Start a job that deletes a topic."""
     name = visit.path["topic"]
-    found = topics_deletion.measure_extent(visit.desk.store, name)
+    found = topics_deletion.measure_extent(visit.resources.store, name)
     _refuse_in_use(visit, found)
 
-    def work(desk: Desk, job: ConsoleJob) -> str:
+    def work(resources: Resources, job: ConsoleJob) -> str:
         def progress(removed: int) -> None:
             job.done = removed
 
-        done = topics_deletion.delete(desk.store, name, force=False, progress=progress)
+        done = topics_deletion.delete(resources.store, name, force=False, progress=progress)
         # The audit log was deleted with the topic, so this is the first entry of a new log.
         arguments = {"groups": found.groups, "partitions": done.partitions, "force": False}
         counts = {"messages": found.messages, "dead_letters": found.dead_letters, "keys": done.keys}
-        written = record(desk, [name], "topic delete", arguments, counts)
+        written = record(resources, [name], "topic delete", arguments, counts)
         text = f"{name} was deleted: {plural(done.keys, 'key')}."
         return text if written else f"{text} {NOT_AUDITED}"
 
     job = ConsoleJob(visit.person.name, "Delete the topic", name)
-    return ActResult.of_job(visit.desk.backend.start_job(job, work))
+    return ActResult.of_job(visit.resources.backend.start_job(job, work))
 
 
 # --- reset a group --------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def _reset_fields(visit: Visit) -> Sequence[FormField]:
 def _reset(visit: Visit, *, dry_run: bool) -> GroupReset:
     number = visit.optional_number("partition", most=PARTITION_MAX)
     return groups.reset(
-        visit.desk.store,
+        visit.resources.store,
         visit.path["topic"],
         visit.path["group"],
         visit.text("to"),
@@ -269,13 +269,13 @@ def _check_group(visit: Visit) -> groups.GroupDetail:
     yet.
     """
     topic, group = visit.path["topic"], visit.path["group"]
-    found = groups.describe(visit.desk.store, topic, group)
+    found = groups.describe(visit.resources.store, topic, group)
     if owned := [row for row in found.partitions if row.lease == "owned"]:
         raise RequestRefusedError(
             f"{owned[0].owner} owns {spans(row.partition for row in owned)} of {topic}/{group};"
             " stop the group first"
         )
-    if why := groups.growth_obstacle(visit.desk.store, topic, group):
+    if why := groups.growth_obstacle(visit.resources.store, topic, group):
         raise RequestRefusedError(f"{why}; wait until the growth is complete")
     left = groups.count_unfinished(found.partitions)
     if left.total and not visit.text("discard"):
@@ -310,7 +310,7 @@ def delete_group(visit: Visit) -> ActResult:
     """Delete a group."""
     found, discard = _check_group(visit), bool(visit.text("discard"))
     topic, group = found.topic, found.group
-    done = groups.delete(visit.desk.store, topic, group, force=discard)
+    done = groups.delete(visit.resources.store, topic, group, force=discard)
     arguments, counts = {"group": group, "force": discard}, {"partitions": done.partitions}
     note = AuditNote([topic], "group delete", arguments, counts)
     return ActResult(f"{topic}/{group} is deleted.", note)
@@ -336,7 +336,7 @@ ACTS = (
         Role.ADMIN,
         preview_delete_topic,
         delete_topic,
-        typed=topic_of,
+        typed=path_topic,
         back="topic_data",
     ),
     Act(
@@ -348,7 +348,7 @@ ACTS = (
         preview_reset,
         reset,
         _reset_fields,
-        _group_of,
+        _path_group,
         back="topic_data",
     ),
     Act(
@@ -360,7 +360,7 @@ ACTS = (
         preview_delete_group,
         delete_group,
         _delete_fields,
-        _group_of,
+        _path_group,
         back="topic_data",
     ),
 )

@@ -17,7 +17,7 @@ from streamqd.admin.reading import ViewReader
 from streamqd.admin.topics import TopicDetail
 from streamqd.console.overview import LEVELS
 from streamqd.console.view import ConsoleView, Context, Visit
-from streamqd.console.views.steering import assignment_of, find_wider_pause
+from streamqd.console.views.steering import find_wider_pause, path_assignment
 from streamqd.errors import InvalidRequestError
 from streamqd.model import Assignment
 from streamqd.store.directives import Scope
@@ -51,8 +51,10 @@ class HeatRow:
 def show_topics(visit: Visit) -> Context:
     """Return a page of the topics whose name contains `q`, sorted by name."""
     wanted = visit.q.lower()
-    rows = [each for each in topics.list_topics(visit.desk.store) if wanted in each.topic.lower()]
-    page = visit.page_of(rows, visit.limit)
+    rows = [
+        each for each in topics.list_topics(visit.resources.store) if wanted in each.topic.lower()
+    ]
+    page = visit.paginate(rows, visit.limit)
     # The lag summed over all groups (None if unknown), and a lower bound of it.
     lags: dict[str, tuple[int | None, int]] = {}
     for group in visit.now.groups:
@@ -69,10 +71,10 @@ def show_topics(visit: Visit) -> Context:
 def show_topic(visit: Visit) -> Context:
     """Return the map of a topic, with a row for each group and a cell for each partition."""
     name, now = visit.path["topic"], visit.now
-    assignments = [each for each in now.seen.assignments if each.topic == name]
+    assignments = [each for each in now.snapshot.assignments if each.topic == name]
     if not assignments:
         topics.partition_count(
-            visit.desk.store, name
+            visit.resources.store, name
         )  # raises TopicNotFoundError if the topic is unknown
     groups = [each for each in now.groups if each.topic == name]
     charted = visit.text("group") or (groups[0].group if groups else "")
@@ -87,7 +89,7 @@ def show_topic(visit: Visit) -> Context:
         "groups": groups,
         "rows": [_heat_row(group.group, assignments, most, levels) for group in groups],
         "busiest": max((each.least_lag for each in groups), default=0),
-        "troubles": [each for each in now.troubles if each.topic == name],
+        "issues": [each for each in now.issues if each.topic == name],
         "charted": charted,
         **_charts(visit, name, charted, sum(each.group == charted for each in assignments)),
     }
@@ -99,9 +101,15 @@ def _charts(visit: Visit, topic: str, group: str, partitions: int) -> Context:
     if chosen not in RANGES:
         raise InvalidRequestError(f"range must be one of {', '.join(RANGES)}")
     minutes, step = RANGES[chosen]
-    desk, now = visit.desk, visit.now
-    points = desk.backend.history.points(
-        desk.store, now.seen.fleet, now.now_unix_ms, (topic, group), minutes, step, partitions
+    resources, now = visit.resources, visit.now
+    points = resources.backend.history.points(
+        resources.store,
+        now.snapshot.fleet,
+        now.now_unix_ms,
+        (topic, group),
+        minutes,
+        step,
+        partitions,
     )
     columns: dict[str, list[float | None]] = {"at": [each.at_unix_ms // 1000 for each in points]}
     for figure in ("arriving", "acked", "failed", "lag", "p95"):
@@ -155,11 +163,11 @@ class SettingRow:
 
 def show_data(visit: Visit) -> Context:
     """Return a topic's settings, its groups, and the contents of one page of its partitions."""
-    name, desk = visit.path["topic"], visit.desk
-    configured = desk.settings.topics.get(name, config.Topic())
-    detail = topics.describe(desk.store, name, configured)
-    page = visit.page_of(detail.partitions, visit.limit)
-    reader, shown = ViewReader(desk.store), [each.partition for each in page.rows]
+    name, resources = visit.path["topic"], visit.resources
+    configured = resources.settings.topics.get(name, config.Topic())
+    detail = topics.describe(resources.store, name, configured)
+    page = visit.paginate(detail.partitions, visit.limit)
+    reader, shown = ViewReader(resources.store), [each.partition for each in page.rows]
     archive = detail.effective.get("archive") == "required"
     floors = retention.floors(reader, name, shown, archive=archive)
     return {
@@ -175,7 +183,7 @@ def show_data(visit: Visit) -> Context:
 
 def stopped_groups(visit: Visit, topic: str, groups: Iterable[str]) -> set[str]:
     """Return the groups of a topic that a directive has stopped."""
-    control = visit.now.seen.state.control
+    control = visit.now.snapshot.state.control
     return {each for each in groups if control.find_stop(Assignment(topic, 0, each)) is not None}
 
 
@@ -197,10 +205,10 @@ def _format_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def show_assignment(visit: Visit) -> Context:
     """Return the answer of `streamqd why` for an assignment, and its worker's run and stack."""
-    place, seen = assignment_of(visit), visit.now.seen
-    names = [each.name for each in visit.desk.settings.outboxes]
+    place, seen = path_assignment(visit), visit.now.snapshot
+    names = [each.name for each in visit.resources.settings.outboxes]
     [found] = why.answer(
-        visit.desk.fleet, place.topic, place.partition, place.group, names, with_owners=True
+        visit.resources.fleet, place.topic, place.partition, place.group, names, with_owners=True
     )
     row = next((each for each in seen.assignments if each.assignment == place), None)
     return {
@@ -222,11 +230,11 @@ def show_assignment(visit: Visit) -> Context:
 
 def show_stack(visit: Visit) -> Context:
     """Return the stack of an assignment's worker, if one was requested."""
-    place, now = assignment_of(visit), visit.now
-    reader = ViewReader(visit.desk.store)
+    place, now = path_assignment(visit), visit.now
+    reader = ViewReader(visit.resources.store)
     return {
-        "row": next((each for each in now.seen.assignments if each.assignment == place), None),
-        "stack": stacks.read(reader, now.seen.state, place, now.now_unix_ms),
+        "row": next((each for each in now.snapshot.assignments if each.assignment == place), None),
+        "stack": stacks.read(reader, now.snapshot.state, place, now.now_unix_ms),
         "unreadable_stack": reader.rows,
         "answer_seconds": round(stacks.ANSWER_SECONDS),
         "kept_minutes": KEPT_SECONDS // 60,
@@ -238,7 +246,7 @@ def _list_moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
 
     They come from the newest audit entries. `streamqd move` writes no entry.
     """
-    entries = audit.page(visit.desk.store, place.topic, limit=AUDIT_READ).entries
+    entries = audit.page(visit.resources.store, place.topic, limit=AUDIT_READ).entries
     moves = [each for each in entries if each.command == "move"]
     return [each for each in moves if each.arguments.get("scope") == str(place)][:MOVES_SHOWN]
 

@@ -17,7 +17,7 @@ from streamqd.console.view import (
     FormField,
     Preview,
     Visit,
-    topic_of,
+    path_topic,
 )
 from streamqd.errors import InvalidRequestError
 from streamqd.model import DLQ_SUFFIX
@@ -30,12 +30,12 @@ CHOSEN_MAX = 10_000  # limit of messages that one act changes
 def show_retries(visit: Visit) -> Context:
     """Return a page of a group's waiting retries, and their number by due time."""
     topic, group = visit.path["topic"], visit.path["group"]
-    return _page_context(visit, retries.messages(visit.desk.store, topic, group), group)
+    return _page_context(visit, retries.messages(visit.resources.store, topic, group), group)
 
 
 def show_delayed(visit: Visit) -> Context:
     """Return a page of a topic's delayed sends, and their number by due time."""
-    return _page_context(visit, delayed.messages(visit.desk.store, visit.path["topic"]), "")
+    return _page_context(visit, delayed.messages(visit.resources.store, visit.path["topic"]), "")
 
 
 def _page_context(visit: Visit, found: MessageList[Any, Any], group: str) -> Context:
@@ -44,7 +44,7 @@ def _page_context(visit: Visit, found: MessageList[Any, Any], group: str) -> Con
         "group": group,
         "page": page,
         "due": due.histogram(
-            visit.desk.store, found.topic, group, found.partitions, page.now_unix_ms
+            visit.resources.store, found.topic, group, found.partitions, page.now_unix_ms
         ),
     }
 
@@ -67,8 +67,8 @@ def _retries(visit: Visit) -> list[retries.RetryRow]:
     topic, group = visit.path["topic"], visit.path["group"]
     choice = _choice(visit)
     if choice.ids:
-        return retries.select_rows(visit.desk.store, topic, group, choice)
-    found = retries.messages(visit.desk.store, topic, group)
+        return retries.select_rows(visit.resources.store, topic, group, choice)
+    found = retries.messages(visit.resources.store, topic, group)
     return found.rows(list(found.iterate(choice, CHOSEN_MAX)))
 
 
@@ -76,7 +76,7 @@ def _sends(visit: Visit) -> list[str]:
     choice = _choice(visit)
     if choice.ids:
         return list(choice.ids)
-    found = delayed.messages(visit.desk.store, visit.path["topic"])
+    found = delayed.messages(visit.resources.store, visit.path["topic"])
     return [each.position.name for each in found.iterate(choice, CHOSEN_MAX)]
 
 
@@ -98,7 +98,7 @@ def _note(visit: Visit, command: str, counts: Mapping[str, int]) -> AuditNote:
 def retry_now(visit: Visit) -> ActResult:
     """Make retries due immediately."""
     topic, group = visit.path["topic"], visit.path["group"]
-    done = retries.make_due(visit.desk.store, topic, group, _retries(visit))
+    done = retries.make_due(visit.resources.store, topic, group, _retries(visit))
     return ActResult(
         f"{plural(done.due, 'retry')} due now.",
         _note(visit, "retry now", {"due": done.due, "missing": done.missing}),
@@ -116,7 +116,7 @@ def preview_retry_cancel(visit: Visit) -> Preview:
 def retry_cancel(visit: Visit) -> ActResult:
     """Cancel retries."""
     topic, group = visit.path["topic"], visit.path["group"]
-    done = retries.cancel(visit.desk.store, topic, group, _retries(visit))
+    done = retries.cancel(visit.resources.store, topic, group, _retries(visit))
     counts = {"dead_letters": done.dead_letters, "dropped": done.dropped, "missing": done.missing}
     text = f"{plural(done.dead_letters + done.dropped, 'retry')} canceled"
     if done.missing:
@@ -129,7 +129,7 @@ def retry_cancel(visit: Visit) -> ActResult:
 def send_now(visit: Visit) -> ActResult:
     """Make delayed sends due immediately."""
     topic = visit.path["topic"]
-    done = delayed.make_due(visit.desk.store, topic, _sends(visit))
+    done = delayed.make_due(visit.resources.store, topic, _sends(visit))
     return ActResult(
         f"{plural(done.changed, 'message')} sent now.",
         _note(visit, "delayed now", {"due": done.changed, "sent": len(done.sent)}),
@@ -139,7 +139,7 @@ def send_now(visit: Visit) -> ActResult:
 def send_cancel(visit: Visit) -> ActResult:
     """Cancel delayed sends permanently."""
     topic = visit.path["topic"]
-    done = delayed.cancel(visit.desk.store, topic, _sends(visit))
+    done = delayed.cancel(visit.resources.store, topic, _sends(visit))
     text = f"{plural(done.changed, 'delayed send')} canceled."
     counts = {"canceled": done.changed, "sent": len(done.sent)}
     return ActResult(text, _note(visit, "delayed cancel", counts))
@@ -192,7 +192,7 @@ ACTS = (
         lambda visit: _preview(len(_sends(visit)), "delayed send", "never be sent"),
         send_cancel,
         _id_field,
-        topic_of,
+        path_topic,
         back="delayed",
     ),
 )
