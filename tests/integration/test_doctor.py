@@ -34,7 +34,7 @@ def invoke(path: Path, *args: str, code: int) -> Result:
 
 
 def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: ProcessServer) -> None:
-    """All checks pass on a well configured server while messages are handled."""
+    """The doctor finds nothing on a well configured server while a daemon handles messages."""
     with Daemon(tmp_path, fresh_server.url, partitions=2) as daemon:
         daemon.link.execute("CONFIG", "SET", "maxmemory", 1 << 30)
         daemon.send(["ok"] * 20)
@@ -47,9 +47,9 @@ def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: Process
             return json.loads(result.stdout)
 
         found = report()
-        # The version of the suite's server does not matter here.
+        # The version of the server that runs the tests does not matter here.
         told = {each["check"] for each in found["findings"]} - {"server.vulnerabilities"}
-        # CONFIG GET shows passwords too, so the administrator of etc/acl may not run it.
+        # CONFIG GET shows passwords too, so the administrator in etc/acl may not run it.
         denied = (
             ["everything that needs CONFIG GET, which this user may not run"]
             if users.are_enabled()
@@ -58,7 +58,7 @@ def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: Process
         assert (told, found["unseen"]) == (set(), denied)
         assert found["checks"] == [check.id for check in CHECKS]
         daemon.kill()
-        # As if its lease had expired.
+        # as if the owner's lease had expired
         daemon.link.execute("ZADD", daemon.keys.members("default"), 1, "one")
         daemon.link.execute(
             "DEL", *(daemon.keys.lease(*assignment) for assignment in daemon.assignments())
@@ -116,7 +116,7 @@ def test_doctor_list_needs_no_server(doctor_case: DoctorCase) -> None:
 
 
 def test_every_doctor_check_has_a_test() -> None:
-    """Each test seeds the fault of its check, runs only this check, and requires its finding."""
+    """A check's test seeds its fault, runs only this check, and requires its finding."""
     text = "".join(path.read_text() for path in TESTS.glob("test_doctor_*.py"))
     asked = re.findall(r'(?:finding\(|select_checks\(\[)"([a-z.-]+)"', text)
     lacking = [check.id for check in CHECKS if check.id not in asked]
@@ -125,7 +125,7 @@ def test_every_doctor_check_has_a_test() -> None:
 
 
 def test_doctor_runs_no_unbounded_command(doctor_case: DoctorCase, link: Connection) -> None:
-    """No reply grows with the number of keys or with the number of entries of a key."""
+    """No reply to the doctor grows with the number of keys or with the entries of a key."""
     doctor_case.settle_in()
     link.execute("CONFIG", "RESETSTAT")
     invoke(doctor_case.path, code=1)

@@ -1,4 +1,4 @@
-"""`streamqd doctor` on faulty fleets: instances, leases, directives and summaries."""
+"""`streamqd doctor` finds faults of a fleet: in instances, leases, directives and summaries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def order(doctor_case: DoctorCase, name: str, to: str = "") -> None:
 
 
 def age(doctor_case: DoctorCase, name: str, *, days: int) -> None:
-    """Set the age of a directive."""
+    """Make a directive some days old."""
     key = doctor_case.keys.directives("default")
     found = json.loads(doctor_case.do("HGET", key, name))
     found["at_unix_ms"] = doctor_case.ago(86_400 * days)
@@ -41,7 +41,7 @@ def age(doctor_case: DoctorCase, name: str, *, days: int) -> None:
 
 
 def silence(doctor_case: DoctorCase, name: str = "one", seconds: float = 300) -> None:
-    """Set the age of an instance's last heartbeat."""
+    """Make an instance's last heartbeat some seconds old."""
     doctor_case.do("ZADD", doctor_case.keys.members("default"), doctor_case.ago(seconds), name)
 
 
@@ -76,7 +76,10 @@ def test_doctor_finds_two_instances_of_one_name(doctor_case: DoctorCase) -> None
 
 
 def test_doctor_finds_a_duplicate_run_of_an_instance(doctor_case: DoctorCase) -> None:
-    """The second run publishes nothing under the name of the first, which may be starting."""
+    """The doctor finds a second run of an instance.
+
+    It publishes nothing under the name of the first run, which may only be starting.
+    """
     doctor_case.heartbeat(started=doctor_case.ago(5) / 1000)
     doctor_case.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)
     found = doctor_case.finding("fleet.duplicate-instances")
@@ -123,7 +126,7 @@ def test_doctor_finds_a_silent_housekeeper(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_an_instance_that_cannot_fork(doctor_case: DoctorCase) -> None:
-    """Doctor names the instance, the error of the operating system, and the limit to raise."""
+    """The doctor names the instance, the operating system's error, and the limit to raise."""
     doctor_case.silent("fleet.limited")
     doctor_case.heartbeat(capacity=3, capacity_problem="Too many open files", cap=3)
     found = doctor_case.finding("fleet.limited")
@@ -148,7 +151,7 @@ def test_doctor_finds_a_waiting_reload(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_names_a_failed_assignment_and_its_instance(doctor_case: DoctorCase) -> None:
-    """Doctor names the abandoned assignment, and does not report a crash loop."""
+    """The doctor names the assignment that was abandoned, but does not report a crash loop."""
     doctor_case.silent("fleet.assignment-failed")
     doctor_case.publish(
         assignments=[
@@ -163,7 +166,7 @@ def test_doctor_names_a_failed_assignment_and_its_instance(doctor_case: DoctorCa
 
 
 def test_doctor_names_a_refused_scoreboard_file(doctor_case: DoctorCase) -> None:
-    """Doctor names a scoreboard file that an instance could not use and renamed."""
+    """The doctor names a scoreboard file that an instance could not use and has renamed."""
     doctor_case.silent("fleet.scoreboard-refused")
     doctor_case.publish(refused_board="/run/streamqd/one 1.refused")
     found = doctor_case.finding("fleet.scoreboard-refused")
@@ -175,7 +178,7 @@ def test_doctor_names_a_refused_scoreboard_file(doctor_case: DoctorCase) -> None
 
 
 def test_doctor_names_a_blocked_event_loop_for_15_minutes(doctor_case: DoctorCase) -> None:
-    """Doctor names a blocked loop even after it has recovered, so that operators see it."""
+    """The doctor names a blocked loop even after it has recovered, so that operators see it."""
     doctor_case.silent("fleet.loop-blocked")
     assignment = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
 
@@ -242,7 +245,7 @@ def test_doctor_finds_a_long_pause(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_a_long_stop(doctor_case: DoctorCase) -> None:
-    """Doctor finds a group that was stopped and then forgotten."""
+    """The doctor finds a group that was stopped a long time ago and may have been forgotten."""
     order(doctor_case, "stop:access/*/hits")
     doctor_case.silent("fleet.stopped")
     age(doctor_case, "stop:access/*/hits", days=3)

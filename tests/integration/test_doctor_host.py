@@ -1,4 +1,4 @@
-"""`streamqd doctor` on a host with too few resources for the daemon."""
+"""`streamqd doctor` finds that a host has too few resources for the daemon."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def test_doctor_finds_a_systemd_unit_by_its_name(
 
 
 def test_doctor_accepts_any_stop_timeout_of_a_notify_unit(doctor_case: DoctorCase) -> None:
-    """The daemon extends the timeout, as the transcript of systemd shows."""
+    """The doctor accepts any timeout of a unit of type notify, because the daemon extends it.
+
+    The transcript of systemd shows that.
+    """
     unit = doctor_case.folder / "streamqd.service"
     unit.write_text("[Service]\nType=notify\nTimeoutStopSec=4\n")
     doctor_case.write(daemon='drain_timeout = "2m"')
@@ -116,7 +119,7 @@ def test_doctor_finds_a_cgroup_killed_as_a_whole(
     assert "OOMPolicy=continue" in found.fix
     assert "singleProcessOOMKill" in found.fix
 
-    # The checked cgroup: that of the daemon if it runs, else that of this process.
+    # The cgroup to check is the daemon's if it is running, and otherwise the one of this process.
     asked: list[Path] = []
     monkeypatch.setattr(host.cgroups, "find_oom_group", asked.append)
     lock = doctor_case.folder / "var" / "one.lock"
@@ -137,7 +140,7 @@ def test_shipped_units_survive_one_oom_killed_worker() -> None:
 def test_doctor_accepts_a_missing_state_directory(doctor_case: DoctorCase) -> None:
     doctor_case.silent("host.state-dir")
     (doctor_case.folder / "var").rmdir()
-    doctor_case.silent("host.state-dir")  # the daemon creates it
+    doctor_case.silent("host.state-dir")  # no finding, because the daemon creates the directory
 
 
 def test_doctor_finds_an_unwritable_state_directory(doctor_case: DoctorCase) -> None:
@@ -145,7 +148,7 @@ def test_doctor_finds_an_unwritable_state_directory(doctor_case: DoctorCase) -> 
     (doctor_case.folder / "var").chmod(0o500)
     was = os.geteuid()
     if was == 0:
-        os.seteuid(NOBODY)  # root may write everywhere
+        os.seteuid(NOBODY)  # because root may write everywhere
     try:
         report = examine_without_redis(settings, select_checks(["host.state-dir"]), "not asked")
     finally:
@@ -168,7 +171,7 @@ def test_doctor_finds_state_files_of_another_user(doctor_case: DoctorCase) -> No
 
 def test_doctor_finds_a_full_disk(doctor_case: DoctorCase, monkeypatch: pytest.MonkeyPatch) -> None:
     doctor_case.silent("host.disk-full")
-    # Every system has a file system without free space mounted.
+    # Every system has a file system without free space mounted, which the test uses.
     (doctor_case.folder / "var").rmdir()
     (doctor_case.folder / "var").symlink_to("/proc")
     assert doctor_case.finding("host.disk-full")["evidence"]["free_bytes"] == 0
@@ -186,7 +189,7 @@ def test_doctor_finds_a_disk_too_small_for_a_rewrite(
     (doctor_case.folder / "var" / "redis.sock").symlink_to(server.url.removeprefix("unix://"))
     doctor_case.silent("host.embedded-disk")
     with (data / "appendonly.aof").open("wb") as file:
-        file.truncate(1 << 43)  # a sparse file: only its length counts
+        file.truncate(1 << 43)  # a sparse file, because only its length counts
     assert doctor_case.finding("host.embedded-disk")["evidence"]["files_bytes"] == 1 << 43
 
 

@@ -1,4 +1,4 @@
-"""`streamqd doctor` on broken invariants of topics and partitions, each seeded on a real server."""
+"""`streamqd doctor` finds topics and partitions with broken invariants, seeded on a real server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
 
 
 def test_doctor_finds_nothing_in_a_healthy_system(doctor_case: DoctorCase) -> None:
-    """Messages in every healthy state cause no finding."""
+    """The doctor finds nothing while messages are in every healthy state."""
     harness = doctor_case.harness
     harness.add("1-0", "payload", "a")
     harness.add("*", "payload", "b")
@@ -125,7 +125,7 @@ def test_doctor_finds_unreadable_topic_settings(
 
 
 def test_doctor_finds_topic_meta_of_another_type(doctor_case: DoctorCase) -> None:
-    """The fix is not `topic create`, which fails because of such a key."""
+    """The fix does not suggest `topic create`, because that command would fail on such a key."""
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do("DEL", meta)
     doctor_case.do("RPUSH", meta, "x")
@@ -148,7 +148,7 @@ def test_doctor_finds_topic_meta_of_another_type(doctor_case: DoctorCase) -> Non
 def test_status_and_doctor_name_a_topic_without_a_count(
     doctor_case: DoctorCase, change: tuple[str, ...], found: str
 ) -> None:
-    """`status` lists a topic without a partition count, too."""
+    """`status` also lists a topic that has no partition count."""
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do(change[0], meta, *change[1:])
     result = CliRunner().invoke(cli, ["--config", str(doctor_case.path), "status"])
@@ -163,7 +163,7 @@ def test_status_and_doctor_name_a_topic_without_a_count(
 
 
 def test_status_names_a_topic_that_could_not_be_created(doctor_case: DoctorCase) -> None:
-    """`status` lists a topic whose meta had another type before its first start."""
+    """`status` lists a topic whose meta key already had another type at its first start."""
     settings = config.load(doctor_case.path)
     meta = doctor_case.keys.meta(TOPIC)
     doctor_case.do("FLUSHALL")
@@ -176,7 +176,7 @@ def test_status_names_a_topic_that_could_not_be_created(doctor_case: DoctorCase)
 
 
 def test_doctor_accepts_a_topic_being_deleted(doctor_case: DoctorCase) -> None:
-    """The deletion removes the count on purpose."""
+    """The doctor accepts a missing count, because deleting a topic removes it on purpose."""
     assert doctor_case.link.run(topics.retire_call(doctor_case.keys, TOPIC)).word == "OK"
     result = CliRunner().invoke(cli, ["--config", str(doctor_case.path), "status"])
     assert "cannot be read" not in result.stderr
@@ -380,7 +380,7 @@ def test_doctor_reports_unchecked_partitions(
 
 
 class Busy:
-    """Runs a change once between two commands of the doctor, right after the command `word`."""
+    """Make a change between two commands of the doctor, once, right after the command `word`."""
 
     def __init__(self, link: Connection, word: str, work: Callable[[], object]) -> None:
         self.link, self.word, self.work = link, word, work
@@ -432,7 +432,10 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
 
 
 def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> None:
-    """The largest id is an error, because none can follow. An id in the future is a warning."""
+    """The largest possible ID is an error, because no entry can follow it.
+
+    An ID in the future is only a warning.
+    """
     doctor_case.harness.add("*", "payload", "x")
     doctor_case.silent("partitions.no-room")
     ahead = doctor_case.harness.now_unix_ms() + 10 * 86_400_000
@@ -448,7 +451,10 @@ def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> N
 
 
 def test_doctor_finds_entries_without_a_consumer(doctor_case: DoctorCase) -> None:
-    """XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
+    """The doctor finds entries without a consumer, which XNACK of Redis 8.8 leaves.
+
+    Here, the consumer '' has the same effect.
+    """
     doctor_case.harness.add("1-0", "payload", "x")
     doctor_case.harness.add("2-0", "payload", "x")
     doctor_case.harness.fetch(2)
@@ -469,7 +475,10 @@ def test_doctor_finds_entries_without_a_consumer(doctor_case: DoctorCase) -> Non
 
 
 def test_doctor_prints_the_repair_of_a_bad_value(doctor_case: DoctorCase) -> None:
-    """Doctor prints the exact command that repairs it. Other files test the other fields."""
+    """The doctor prints the exact command that repairs the value.
+
+    Other files test the other fields.
+    """
     doctor_case.silent("values.unreadable")
     doctor_case.do("HSET", doctor_case.harness.fence, "epoch", "zzz")
     found = doctor_case.finding("values.unreadable")
@@ -497,7 +506,7 @@ def test_doctor_prints_the_repair_of_a_bad_value(doctor_case: DoctorCase) -> Non
 def test_why_names_the_key_of_the_wrong_type(
     doctor_case: DoctorCase, kind: str, change: tuple[str, ...], found: str
 ) -> None:
-    """`why` names the key itself, not the stream of its partition. This includes a lease."""
+    """`why` names the key itself, not the stream of its partition. This also holds for a lease."""
     key = getattr(doctor_case.keys, kind)(TOPIC, 0, GROUP)
     doctor_case.do("DEL", doctor_case.keys.fence(TOPIC, 0, GROUP))
     doctor_case.do("DEL", key)

@@ -1,4 +1,4 @@
-"""`streamqd doctor` and `why` on outboxes whose rows do not arrive, each seeded on real servers."""
+"""`streamqd doctor` and `why` report why an outbox's rows do not arrive, seeded on real servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sender = Outbox(settings=config.Settings())
 
 
 class Clinic(DoctorCase):
-    """A healthy system with an outbox in a database, and a relay that has published figures."""
+    """A healthy system with an outbox in a database, and a relay that has published its figures."""
 
     url_of_database: str
 
@@ -42,7 +42,7 @@ class Clinic(DoctorCase):
             file.write(f'[[outboxes]]\nname = "{NAME}"\ndatabase = "{self.url_of_database}"\n')
 
     def relay(self, name: str = NAME, **figures: Any) -> None:
-        """Hold the outbox and publish, with the calls of a relay."""
+        """Hold the outbox and publish figures, with the same calls as a relay."""
         outbox.register(self.store, name)
         call = outbox.acquire(self.keys, name, TOKEN, 60, owner=OWNER, above=0, dead="")
         epoch = int(self.store.run(call).values[0])
@@ -56,7 +56,7 @@ class Clinic(DoctorCase):
         self.store.run(outbox.release(self.keys, name, TOKEN))
 
     def send(self, count: int = 1, *, age: float = 0.0) -> None:
-        """Commit rows that are `age` seconds old."""
+        """Commit rows whose time is `age` seconds ago."""
         with contextlib.closing(self.database.connect(self.url_of_database)) as application:
             for number in range(count):
                 sender.send(application, TOPIC, number)
@@ -174,7 +174,7 @@ def test_doctor_reports_an_unavailable_database_once(clinic: Clinic) -> None:
     assert "`streamqd outbox check shop`" in found["fix"]
     clinic.relay()
     found = clinic.finding("outboxes.database")
-    assert found["severity"] == "note"  # the relay is on another host
+    assert found["severity"] == "note"  # because the relay is on another host
     assert found["text"].endswith("; its relay can read them")
     problem = (
         found["text"].partition("from this host: ")[2].removesuffix("; its relay can read them")
@@ -199,7 +199,8 @@ def test_doctor_reports_a_locked_table_once(
         contextlib.closing(clinic.database.connect(clinic.url_of_database)) as other,
         monkeypatch.context() as patch,
     ):
-        # Only while the table is locked: on a busy machine, any statement may take longer.
+        # This matters only while the table is locked. On a busy machine, any other statement may
+        # take longer.
         patch.setattr("streamqd.outbox.inspection.STATEMENT_MS", 200)
         other.execute("LOCK TABLE streamqd_outbox")
         found = clinic.finding("outboxes.database")
@@ -343,7 +344,10 @@ def test_why_names_the_obstacle_of_a_relay(
 
 
 def test_why_omits_outboxes_of_other_topics(clinic: Clinic) -> None:
-    """One outbox has no record in the topic, and the other one waits for another topic."""
+    """`why` omits both outboxes.
+
+    One has no record in this topic, and the rows of the other one wait for another topic.
+    """
     clinic.relay(
         rows=5, error="other/1: full", cause="backlog", topic="other", failing_ms=3 * 3_600_000
     )

@@ -1,4 +1,4 @@
-"""`streamqd doctor` and `status` on schedules that send nothing, each seeded on a real server."""
+"""`streamqd doctor` and `status` find schedules that send nothing, seeded on a real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("nightly", "weekly")
 
 @pytest.fixture
 def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
-    """Return a fleet with two healthy schedules."""
+    """A fleet with two healthy schedules."""
     made = DoctorCase(tmp_path, server.url, link)
     made.settle_in()
     declared = [Schedule(name, TOPIC, every=3600.0) for name in NAMES]
@@ -97,7 +97,10 @@ def test_doctor_finds_a_schedule_that_does_not_fire(doctor_case: DoctorCase) -> 
 
 
 def test_doctor_finds_overlap_with_an_unknown_group(doctor_case: DoctorCase) -> None:
-    """A misspelt group would let the messages of slow ticks pile up."""
+    """The doctor finds an unknown group.
+
+    A misspelt name would let the messages of slow ticks pile up.
+    """
 
     def declare(group: str, since: int) -> None:
         declared = [
@@ -114,7 +117,7 @@ def test_doctor_finds_overlap_with_an_unknown_group(doctor_case: DoctorCase) -> 
 
 
 def test_doctor_skips_overlap_of_an_unreadable_topic(doctor_case: DoctorCase) -> None:
-    """An unreadable topic prevents only the checks of its own schedules."""
+    """A topic that cannot be read prevents only the checks of its own schedules."""
     declared = [Schedule("nightly", TOPIC, every=3600.0, overlap="skip:hist")]
     Reconciler(doctor_case.store, "default", declared, 2, {}).run()
     doctor_case.finding("schedules.overlap")

@@ -1,4 +1,4 @@
-"""`streamqd doctor` on a real server with wrong settings or missing permissions."""
+"""`streamqd doctor` finds wrong settings and missing permissions on a real server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doctor_case(tmp_path: Path, server: RunningServer, link: Connection) -> Doct
 
 @pytest.fixture
 def setting(link: Connection) -> Iterator[Set]:
-    """Change settings of the shared server for the time of the test."""
+    """A function that changes settings of the shared server for the duration of the test."""
     before: dict[str, Any] = {}
 
     def change(name: str, value: object) -> None:
@@ -84,7 +84,7 @@ def test_doctor_finds_an_append_only_file_without_fsync(
     assert "appendfsync no" in doctor_case.finding("server.persistence")["text"]
 
     doctor_case.silent("server.failing-writes")
-    (durable.folder / "dump.rdb").mkdir()  # the snapshot cannot be given its name
+    (durable.folder / "dump.rdb").mkdir()  # the snapshot cannot be renamed to this name
     link.execute("BGSAVE")
     wait_until(lambda: info(link, "rdb_last_bgsave_status") == "err", what="a failed snapshot")
     assert "rdb_last_bgsave_status" in doctor_case.finding("server.failing-writes")["text"]
@@ -165,7 +165,7 @@ def test_doctor_finds_a_real_clock_offset(tmp_path: Path, fresh_server: ProcessS
     [
         ("redis", "6.2.23", ""),
         ("redis", "6.2.22", "6.2.23"),
-        ("redis", "6.0.99", "6.2.23"),  # no longer gets fixes
+        ("redis", "6.0.99", "6.2.23"),  # a version that no longer gets fixes
         ("redis", "7.0.15", "7.2.15"),
         ("redis", "7.2.14", "7.2.15"),
         ("redis", "7.4.10", ""),
@@ -184,7 +184,7 @@ def test_doctor_finds_a_real_clock_offset(tmp_path: Path, fresh_server: ProcessS
         ("valkey", "9.1.0", "9.1.1"),
         ("valkey", "9.1.2", ""),
         ("valkey", "9.2.0-rc1", ""),
-        ("valkey", "255.255.255", ""),  # a build from source
+        ("valkey", "255.255.255", ""),  # a server that was built from source
         ("redis", "", ""),
     ],
 )
@@ -289,7 +289,7 @@ def slow_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow_disk(new_server: Callable[..., ProcessServer], slow_sync: Path) -> SlowDisk:
-    """Start a server whose syncs take `seconds`, with the settings `more`."""
+    """A function that starts a server whose syncs take `seconds`, with additional settings."""
 
     def start(seconds: float, **more: str) -> ProcessServer:
         server = new_server(aof=True)
@@ -324,7 +324,10 @@ def writing(server: ProcessServer) -> Iterator[Connection]:
 
 
 def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """Writes that are acknowledged during a sync of 1.5 s are lost with the process."""
+    """The doctor finds a disk whose syncs take 1.5 s.
+
+    Writes that are acknowledged during a sync are lost if the process dies.
+    """
     server = slow_disk(1.5, appendfsync="everysec")
     with writing(server) as link:
         doctor_case = DoctorCase(tmp_path, server.url, link)
@@ -336,7 +339,7 @@ def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path
 
 
 def test_doctor_names_writes_delayed_by_the_disk(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """The server counts writes that waited more than 2 s."""
+    """The doctor names delayed writes. The server counts those that waited for more than 2 s."""
     server = slow_disk(3.0, appendfsync="everysec")
     with writing(server) as link:
         doctor_case = DoctorCase(tmp_path, server.url, link)
@@ -350,7 +353,10 @@ def test_doctor_names_writes_delayed_by_the_disk(slow_disk: SlowDisk, tmp_path: 
 def test_doctor_names_slow_syncs_with_appendfsync_always(
     slow_disk: SlowDisk, tmp_path: Path
 ) -> None:
-    """With appendfsync always each write waits and nothing is lost."""
+    """The doctor names slow syncs, because appendfsync always makes each write wait.
+
+    Nothing is lost.
+    """
     server = slow_disk(0.2, appendfsync="always", latency_monitor_threshold="50")
     with writing(server) as link:
         doctor_case = DoctorCase(tmp_path, server.url, link)
@@ -361,7 +367,7 @@ def test_doctor_names_slow_syncs_with_appendfsync_always(
 
 
 def test_doctor_accepts_a_disk_with_fast_syncs(slow_disk: SlowDisk, tmp_path: Path) -> None:
-    """A sync of 10 ms is never a finding."""
+    """A disk whose syncs take 10 ms is never a finding."""
     server = slow_disk(0.01, appendfsync="everysec")
     with writing(server) as link:
         DoctorCase(tmp_path, server.url, link).silent("server.slow-disk")

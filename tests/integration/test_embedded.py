@@ -1,4 +1,4 @@
-"""The embedded server: start, stop, crashes, data and access."""
+"""The embedded server starts and stops, survives crashes, keeps its data, and restricts access."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ while True:
 
 @pytest.fixture(autouse=True)
 def program(server: Server, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Embed the kind of server that the tests run on."""
+    """Embed the kind of server that the tests are running on."""
     binary = server.binary if isinstance(server, ProcessServer) else embedded.find_server()
     monkeypatch.setattr(embedded, "find_server", lambda: binary)
     return binary
@@ -53,7 +53,10 @@ def program(server: Server, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make(state_dir: Path) -> Iterator[Make]:
-    """Make embedded servers on the state directory and stop them after the test."""
+    """A function that makes embedded servers on the state directory.
+
+    They are stopped after the test.
+    """
     made: list[EmbeddedServer] = []
 
     def make_one() -> EmbeddedServer:
@@ -67,7 +70,7 @@ def make(state_dir: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def running(make: Make) -> EmbeddedServer:
-    """Return a running server."""
+    """An embedded server that is running."""
     server = make()
     server.start()
     server.wait_ready(20)
@@ -76,7 +79,7 @@ def running(make: Make) -> EmbeddedServer:
 
 @pytest.fixture
 def holder(state_dir: Path, program: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start another process that runs an embedded server like a supervisor and prints its pid."""
+    """Start another process that runs an embedded server like a supervisor. It prints the pid."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(state_dir), str(program)],
         stdout=subprocess.PIPE,
@@ -87,7 +90,7 @@ def holder(state_dir: Path, program: Path) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             servers = psutil.Process(process.pid).children()
             process.kill()
-            psutil.wait_procs(servers, timeout=10)  # they write until they exit
+            psutil.wait_procs(servers, timeout=10)  # they write until they have exited
 
 
 def _read(process: subprocess.Popen[str]) -> str:
@@ -104,7 +107,7 @@ def _ask(server: EmbeddedServer, *command: str) -> object:
 
 
 def _has_written_all(server: EmbeddedServer) -> bool:
-    """Return True if no write of the server waits for a sync of the disk."""
+    """Return True if no write of the server is waiting for a sync of the disk."""
     return b"aof_buffer_length:0\r\n" in _ask(server, "INFO", "persistence")
 
 
@@ -174,7 +177,7 @@ def test_embedded_server_has_durable_settings(running: EmbeddedServer) -> None:
 def test_embedded_server_refuses_dangerous_commands(running: EmbeddedServer, command: str) -> None:
     with pytest.raises(RedisResponseError) as caught:
         _ask(running, *command.split())
-    # Redis 7 and later refuse DEBUG and MODULE before they check our permissions.
+    # Redis 7 and later refuse DEBUG and MODULE even before they check our permissions.
     assert caught.value.code == "NOPERM" or "not allowed" in str(caught.value)
 
 
@@ -197,7 +200,7 @@ def test_embedded_server_inherits_only_what_it_needs(
         folder = Path(f"/proc/{server.pid}/fd")
         targets = set()
         for entry in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the server closed it since
+            with contextlib.suppress(FileNotFoundError):  # the server has closed it in the meantime
                 targets.add(str(entry.readlink()))
         assert not any("deleted" in target for target in targets)
         assert f"{server.folder}/daemon.lock" not in targets
@@ -274,7 +277,7 @@ def test_embedded_server_exits_with_a_killed_supervisor(
     old = psutil.Process(pid)
     server = make()
     _ask(server, "SET", "a", "1")
-    # A stopped process cannot exit, so the next start has to wait for it.
+    # A stopped process cannot exit, so the next start has to wait.
     old.suspend()
     holder.kill()
     holder.wait(10)

@@ -1,4 +1,4 @@
-"""The embedded server: obstacles to its start, and the choice of its program and address."""
+"""The embedded server reports obstacles to its start, and chooses its program and address."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.support.servers import ProcessServer, Server
 
 @pytest.fixture(autouse=True)
 def program(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Embed the kind of server that the tests run on."""
+    """Embed the kind of server that the tests are running on."""
     if isinstance(server, ProcessServer):
         monkeypatch.setattr(embedded, "find_server", lambda: server.binary)
 
 
 @pytest.fixture
 def idle_server(state_dir: Path) -> Iterator[EmbeddedServer]:
-    """Return a server that is not started, and stop it after the test."""
+    """A server that has not been started. It is stopped after the test."""
     made = EmbeddedServer(state_dir)
     yield made
     made.stop(10)
@@ -53,7 +53,7 @@ def test_embedded_server_leaves_another_socket_alone(
         with pytest.raises(AlreadyRunningError, match="another program listens"):
             idle_server.start()
         assert idle_server.socket_path.is_socket()
-    # The refusal left no lock.
+    # The refused start left no lock behind.
     idle_server.start()
 
 
@@ -107,7 +107,7 @@ def test_embedded_server_accepts_a_path_with_special_chars(state_dir: Path) -> N
 
 def test_embedded_server_reports_unreadable_data(idle_server: EmbeddedServer) -> None:
     idle_server.folder.mkdir(mode=0o700)
-    # Single file (6.2) and folder with a manifest (7.0 and later).
+    # Version 6.2 has a single file, and 7.0 or later a folder with a manifest.
     (idle_server.folder / "appendonly.aof").write_bytes(b"*1\r\nnonsense\r\n*1\r\n")
     manifest = idle_server.folder / "appendonlydir" / "appendonly.aof.manifest"
     manifest.parent.mkdir()

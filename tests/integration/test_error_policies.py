@@ -1,4 +1,4 @@
-"""Failed messages that keep their order: `block` and `hold-key`, in workers."""
+"""Workers keep the order of failed messages with the policies `block` and `hold-key`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Runs = list[tuple[str, int]]
 
 
 def add_entries(harness: Harness, keys: str) -> None:
-    """Add one entry per letter, with the letter as key. A dot adds an entry without a key."""
+    """Add one entry per letter, with the letter as its key. A dot adds an entry without a key."""
     for number, key in enumerate(keys, 1):
         harness.add(f"{number}-0", "payload", "x", *(() if key == "." else ("key", key)))
 
@@ -46,13 +46,13 @@ def pending_ids(harness: Harness) -> set[str]:
 
 
 def count_failures(harness: Harness) -> dict[str, bytes]:
-    """Return the number of failures in place of each entry."""
+    """Return how often each entry has failed in place."""
     found = harness.state().get("attempts", {})
     return {name: value for name, value in found.items() if not name.endswith(":due")}
 
 
 def fail_times(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
-    """Return a handler that fails each message a given number of times."""
+    """Return a handler that fails each message the given number of times."""
 
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
@@ -129,7 +129,7 @@ def test_stop_during_a_block_leaves_messages_to_the_successor(
     assert slot.counter("released") == 3
     assert pending_ids(harness) == {"2-0", "3-0", "4-0"}
     assert count_failures(harness) == {"m:2-0:f": b"1"}
-    # The next worker continues the wait.
+    # The next worker continues this wait.
     slot.waits.reset()
     watcher = threading.Thread(target=stop)
     watcher.start()
@@ -176,7 +176,7 @@ def test_blocked_message_survives_a_lost_connection(
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
         if message.id == "2-0" and message.attempt < 4:
-            # Recording the failure is refused, or its answer is lost.
+            # Recording the failure is refused, or the answer is lost.
             proxy.arm(fault, wanted=lambda arguments: sha in arguments)
             raise ValueError
 
@@ -204,7 +204,7 @@ def test_blocked_message_is_retried_with_full_memory(harness: Harness, life: Lif
 def test_quarantine_has_no_suspect_during_a_wait(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    """The loss of a host during the wait must not be charged to the message."""
+    """If the host is lost during a wait, the loss must not be charged to the message."""
     add_entries(harness, "aabb")
     harness.fetch(4)
     harness.do("HSET", harness.fence, "quarantine", "1")
@@ -244,7 +244,10 @@ def test_quarantine_has_no_suspect_during_a_wait(
 def test_quarantine_marks_nothing_during_a_held_key(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
-    """The worker is full while it lists pending entries, so it waits and runs in quarantine."""
+    """The quarantine marks nothing while a key is held.
+
+    The worker is full while it lists pending entries, so it waits and then runs in quarantine.
+    """
     add_entries(harness, "ab")
     harness.fetch(2)
     harness.do("HSET", harness.fence, "quarantine", "1")
@@ -276,7 +279,7 @@ def test_quarantine_marks_nothing_during_a_held_key(
     other.close()
     assert while_waiting == {b"m:0-0"}
     assert sorted(run[:2] for run in runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2)]
-    # Then it has room again, and the end of the list stops the quarantine.
+    # The worker has room again after that, and the end of the list ends the quarantine.
     assert all(f"m:{name}".encode() in mark.split() for name, _, mark in runs[:3])
     assert runs[2][2] == f"m:{runs[2][0]}".encode(), "a held message runs alone"
     assert pending_ids(harness) == set()
@@ -284,7 +287,10 @@ def test_quarantine_marks_nothing_during_a_held_key(
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_quarantine_runs_due_keys_one_by_one(harness: Harness, life: Life, policy: dict[str, Any]):
-    """This holds for any number of free lanes, because each held message has its own mark."""
+    """The quarantine runs due keys one by one.
+
+    Each held message has its own mark, so the number of free lanes does not matter.
+    """
     add_entries(harness, "ab")
     harness.fetch(2)
     harness.do("HSET", harness.fence, "quarantine", "1")
@@ -323,7 +329,7 @@ def test_quarantine_resumes_a_held_key_after_a_lost_mark(
         if len(runs) == 1:
             proxy.arm(
                 Fault.CUT_BEFORE, command="EVALSHA"
-            )  # loses the mark that clears all suspects
+            )  # loses the mark that would clear all suspects
             raise ValueError
 
     worker = new_life(proxy.url).worker("t1", max_messages=3, **policy)
@@ -390,7 +396,7 @@ def test_held_messages_stay_pending_and_are_counted(
     assert pending_ids(harness) == {"1-0", "3-0", "5-0"}
     assert waits.read().held_keys == 1
     assert count_failures(harness) == {"m:1-0:f": b"1"}
-    # A new owner holds them, too, until they are due.
+    # A new owner also holds the messages until they are due.
     runs.clear()
     waits.reset()
 
@@ -415,7 +421,7 @@ def test_held_messages_stay_pending_and_are_counted(
 def test_retried_message_queues_after_its_held_key(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
-    """This includes a dead letter that an operator replays."""
+    """A retried message queues after its held key, as does a dead letter that is replayed."""
     add_entries(harness, "ab")
     harness.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=harness.retry)
     runs = []
@@ -448,7 +454,7 @@ def test_retried_message_queues_after_its_held_key(
 def test_next_process_waits_for_the_remaining_backoff(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
-    """With one message per process, each wait belongs to another process."""
+    """If each process handles one message, each wait is continued by the next process."""
     add_entries(harness, "aa")
     runs: Runs = []
     began: list[int] = []
@@ -462,7 +468,7 @@ def test_next_process_waits_for_the_remaining_backoff(
         worker = life.worker("t1", max_messages=1, **policy | {"backoff": WAITING})
         assert life.run(worker, work) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("1-0", 2), ("1-0", 3), ("2-0", 1)]
-    # Redis counts milliseconds.
+    # The waits may be slightly shorter, because Redis counts whole milliseconds.
     least = (WAIT - 0.002) * 1e9
     assert began[1] - began[0] >= least
     assert began[2] - began[1] >= least
@@ -553,7 +559,10 @@ def test_held_limit_stops_reading(
 def test_failure_in_place_is_written_before_its_wait(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
-    """If the process is killed during the wait, its successor continues the count."""
+    """A failure is written before its wait.
+
+    If the process is killed while waiting, its successor continues the count.
+    """
     add_entries(harness, "ab")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     found: list[bytes] = []
@@ -626,11 +635,11 @@ def test_due_held_key_runs_after_a_lost_connection(
         if len(runs) <= 2:
             raise Retry(after=0.005)
         if len(runs) == 3:
-            be_long()  # both are due when this run has finished
+            be_long()  # both are due when this run finishes
         if len(runs) == 4:
             proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")
             be_long()
-            raise Dead  # its settlement must precede the next run, but fails
+            raise Dead  # this must be settled before the next run, but the settlement fails
 
     def be_long() -> None:
         late = now_ns() + ACK_DELAY_NS

@@ -1,4 +1,4 @@
-"""The content of one exchange of the supervisor. No call can starve the others."""
+"""An exchange of the supervisor carries several kinds of calls, and none starves the others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 MANY = 2 * lease_manager.CALLS_MAX + 10
-OTHER = Assignment("orders", 0, "hits")  # another instance may own it
+OTHER = Assignment("orders", 0, "hits")  # an assignment that another instance may own
 
 
 class Talk:
-    """An exchange and the partition states that it serves."""
+    """An exchange, and the states of the partitions that it serves."""
 
     def __init__(self, server: Server, assignments: list[Assignment]) -> None:
         consumer = Consumer(topic="access", group="hits", handler="work:go")
@@ -48,12 +48,12 @@ class Talk:
         self.held = [self.holdings[assignment] for assignment in assignments]
 
     def tick(self) -> bool:
-        """Take a turn. Return True if another one must follow immediately."""
+        """Take a turn. Return True if another turn must follow immediately."""
         self.exchange.tick(time.monotonic(), self.holdings, self.offers)
         return self.exchange.next_at() <= time.monotonic()
 
     def own(self) -> None:
-        """Own all assignments except the other one, with no call left."""
+        """Own all assignments except the other one, with no calls left to send."""
         for each in self.held:
             each.acquire(0)
         wait_until(
@@ -82,7 +82,7 @@ def talk(server: Server, link: Connection, keys: Keys) -> Iterator[Talk]:
 
 def test_renewals_are_sent_in_bounded_consecutive_parts(talk: Talk, meter: Meter) -> None:
     talk.own()
-    for _ in range(2):  # the first loads the script into the server
+    for _ in range(2):  # the first turn also loads the script
         talk.renew_all()
         parts = []
         wanted = True
@@ -95,14 +95,14 @@ def test_renewals_are_sent_in_bounded_consecutive_parts(talk: Talk, meter: Meter
 
 
 def test_refused_renewals_do_not_starve_others(talk: Talk, link: Connection, keys: Keys) -> None:
-    """The refused call delays neither the following leases nor the check of other owners."""
+    """Refused renewals delay neither the renewals after them nor the check of other owners."""
     talk.own()
     refused = talk.held[: lease_manager.CALLS_MAX + 5]
-    for each in refused:  # a fence of another type is an error at each call
+    for each in refused:  # a fence of another type makes each call fail
         link.execute("DEL", keys.fence(*each.assignment))
         link.execute("SET", keys.fence(*each.assignment), "not a hash")
     talk.renew_all()
-    for _ in range(2):  # they are due again
+    for _ in range(2):  # the renewals are due again
         talk.exchange.view, talk.exchange.membership.heartbeat_at = ClusterState(), 0.0
         ticks = 1
         while talk.tick():
@@ -144,7 +144,10 @@ def test_renewals_skip_an_assignment_lost_during_a_round(talk: Talk) -> None:
 
 
 def test_duplicate_instance_is_reported_once(link: Connection, keys: Keys) -> None:
-    """The event names the other run. While that run drains, the instance waits for its exit."""
+    """The event names the other run.
+
+    While the other run drains, the instance waits until it has exited.
+    """
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
 
     def both(**info: object) -> bool:
@@ -157,7 +160,7 @@ def test_duplicate_instance_is_reported_once(link: Connection, keys: Keys) -> No
 
     with LogLines() as lines:
         for _ in range(20):
-            time.sleep(0.002)  # heartbeats are numbers of whole milliseconds
+            time.sleep(0.002)  # heartbeats are whole milliseconds
             assert not both(leaving=True)
         wait_until(both)
         (named,) = lines.events("instance.duplicated")
@@ -169,7 +172,7 @@ def test_duplicate_instance_is_reported_once(link: Connection, keys: Keys) -> No
 
 
 def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> None:
-    """The record of another run is untrusted input."""
+    """The event omits junk, because the record of another run is untrusted input."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
     other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}
     assert link.run(members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"

@@ -1,4 +1,4 @@
-"""The group and retry commands on a real server: their output, JSON and exit codes."""
+"""The group and retry commands work on a real server: their output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.servers import ProcessServer
 def delay_retries(
     harness: Harness, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1
 ) -> None:
-    """Record failures of messages, as a worker does."""
+    """Record failures of these messages in the same way as a worker."""
     harness.groups()
     if not harness.do("EXISTS", harness.lease):
         harness.own("t1")
@@ -87,7 +87,10 @@ def test_group_lag_is_counted_if_the_server_has_none(
     monkeypatch: pytest.MonkeyPatch,
     bound: int | None,
 ) -> None:
-    """A group created in the middle of a stream has no count, and Redis 6.2 never has one."""
+    """The lag is counted if the server has none.
+
+    A group that was created in the middle of a stream has no count, and Redis 6.2 never has one.
+    """
     harness = harness_at(0)
     for first in range(1, 5001, 500):
         link.pipeline(
@@ -151,7 +154,7 @@ def test_group_reset_dry_run_matches_the_reset(run: Run, harness_at: HarnessAt) 
     arguments = ("group", "reset", "access", "hits", "--to", "2-0", "--drop-retries")
 
     foretold = document(run(*arguments, "--dry-run", "--json"))
-    run(*arguments, code=8)  # no terminal for the question
+    run(*arguments, code=8)  # there is no terminal for the question
     done = document(run(*arguments, "--yes", "--json"))
 
     assert foretold["dry_run"]
@@ -171,7 +174,7 @@ def test_group_reset_dry_run_matches_the_reset(run: Run, harness_at: HarnessAt) 
 
 
 def test_group_reset_dry_run_works_on_an_owned_group(run: Run, harness_at: HarnessAt) -> None:
-    """`group reset --dry-run` works on a live group, and reports that the reset would not."""
+    """`group reset --dry-run` works on an owned group, and reports that a reset would not."""
     for number in range(3):
         harness_at(number).groups()
         harness_at(number).add("1000-0")
@@ -192,7 +195,7 @@ def test_group_reset_dry_run_works_on_an_owned_group(run: Run, harness_at: Harne
 
 
 def test_group_commands_print_special_positions_as_words(run: Run, harness_at: HarnessAt) -> None:
-    """The largest id, 18446744073709551615, is not printed as a number."""
+    """The largest ID, 18446744073709551615, is printed as a word, not as a number."""
     for number in range(3):
         harness_at(number).groups()
         harness_at(number).add("1000-0")
@@ -226,7 +229,7 @@ def test_group_reset_accepts_some_partitions(run: Run, harness_at: HarnessAt) ->
 
 
 def begin_growth(harness_at: HarnessAt, link: Connection, keys: Keys) -> None:
-    """Start the growth of the topic, which waits for one message of each partition."""
+    """Start to grow the topic. The growth waits for one message of each partition."""
     for number in range(3):
         harness_at(number).groups()
         harness_at(number).add("1-0")
@@ -305,7 +308,7 @@ def test_interrupted_group_delete_can_be_repeated(
 def test_group_delete_in_a_growing_topic_needs_force(
     run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
-    """The group may never settle its messages. The growth continues after its deletion."""
+    """The group may never settle its messages, so --force deletes it. The growth then continues."""
     begin_growth(harness_at, link, keys)
 
     refused = run("group", "delete", "access", "hits", "--yes", code=8)
@@ -359,7 +362,7 @@ def test_retries_are_listed_by_due_time_over_all_partitions(
 
 
 def test_retry_now_runs_retries_immediately(run: Run, harness_at: HarnessAt) -> None:
-    """`retry now` accepts --yes, as `retry cancel` does."""
+    """`retry now` accepts --yes, just like `retry cancel`."""
     delay_retries(harness_at(0), "1-0", "2-0")
     delay_retries(harness_at(1), "1-0", key="other")
     run("retry", "now", "access", "hits", code=2)
@@ -414,7 +417,7 @@ def test_group_reset_and_delete_are_in_the_audit_log(run: Run, harness_at: Harne
     harness_at(0).pending("1-0", "2-0")
     reset = ("group", "reset", "access", "hits", "--to", "earliest", "-p", "0")
     run(*reset, "--dry-run")
-    run(*reset, code=8)  # no terminal for the question
+    run(*reset, code=8)  # there is no terminal for the question
     assert run("dlq", "audit", "access").stdout == "nothing in the audit log of access\n"
 
     run(*reset, "--yes")
@@ -468,7 +471,10 @@ def test_produce_reports_a_missing_file_in_json(run: Run, tmp_path: Path) -> Non
 def test_group_list_shows_a_spark_query_as_unowned_group(
     run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    """The query has a lag, causes no finding, and can be deleted like any other group."""
+    """A Spark query is listed as a group without an owner.
+
+    It has a lag, causes no finding, and can be deleted like any other group.
+    """
     harness_at(0).groups()
     harness_at(0).own("t1", owner="west-1")
     for entry_id in ("1000-0", "2000-0", "3000-0"):

@@ -1,4 +1,4 @@
-"""group reset and delete with more pending entries than one call removes."""
+"""Groups can be reset and deleted even if they have more pending entries than one call removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growing a topic: each phase, every interruption, with producers and a real daemon."""
+"""A topic grows in phases, despite every interruption, with producers and a real daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
 
 @pytest.fixture
 def harness_at(link: Connection, store: Store, keys: Keys) -> HarnessAt:
-    """Return a harness for a partition of the topic access (two partitions) and a group."""
+    """A function that makes a harness for a partition of access (two partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=2))
     return lambda partition, group="hits": Harness(
         link, keys, Assignment("access", partition, group)
@@ -60,7 +60,7 @@ def lengths(link: Connection, keys: Keys, count: int = 4) -> list[int]:
 
 
 def write_backlog(harness_at: HarnessAt, group: str, *, fetched: int = 1) -> None:
-    """Write three messages to each old partition and deliver some."""
+    """Write three messages to each old partition, and deliver some of them."""
     for number in range(2):
         harness = harness_at(number, group)
         harness.groups()
@@ -105,7 +105,11 @@ def test_growth_without_groups_finishes_immediately(store: Store, harness_at: Ha
 
 
 def test_growth_does_not_wait_for_a_spark_query(store: Store, harness_at: HarnessAt) -> None:
-    """The query's position is shown. Order by key is the responsibility of the query."""
+    """Growth does not wait for a Spark query.
+
+    It shows the query's position, because the query itself is responsible for the order of its
+    keys.
+    """
     for number in range(2):
         harness_at(number).add("1-0")
         store.run(spark.query_position(store.keys, "access", number, "etl", "0-0", 0, hold=True))
@@ -136,7 +140,7 @@ def test_groups_get_new_partitions_after_settling_the_old(
     with pytest.raises(RequestRefusedError, match="growing to 4"):
         growth.grow(store, "access", 8)
 
-    harness_at(0).add("9-0")  # later messages do not delay it
+    harness_at(0).add("9-0")  # later messages do not delay the growth
     settle(harness_at, "agents")
     second = growth.grow(store, "access", 4)
 
@@ -171,11 +175,11 @@ def test_growth_waits_for_pending_messages_of_existing_groups(
 
 
 class CutError(Exception):
-    """The connection of an interrupted growth."""
+    """Raised when the connection of an interrupted growth is lost."""
 
 
 class Cut:
-    """A node that is lost before its n-th exchange, or after it, which loses the answer."""
+    """A node that is lost before its n-th exchange, or after it, so that the answer is lost."""
 
     left = 0
     behind = False
@@ -319,7 +323,7 @@ def test_producer_of_several_topics_notices_a_growth(
 def test_sends_to_forty_topics_cost_one_round_trip_each(
     server: Server, link: Connection, keys: Keys
 ) -> None:
-    """The cache of partition counts has room for forty topics."""
+    """Sends to forty topics take one round trip each, because the cache has room for all counts."""
     names = [f"other{number}" for number in range(40)]
     with counting_sockets(), Producer(server.url) as producer:
         for name in names:
@@ -354,9 +358,10 @@ def obey(message):
 
 
 class Source(threading.Thread):
-    """Sends its keys in rounds with a short pause, until two rounds after `last` is set.
+    """A thread that sends its keys in rounds until two rounds after `last` is set.
 
-    Without the pause, a busy machine has ten times as many messages to handle after the growth.
+    It pauses after each round. Otherwise, a busy machine would have ten times as many messages to
+    handle after the growth.
     """
 
     def __init__(self, url: str, keys: list[str], last: threading.Event) -> None:
@@ -381,7 +386,7 @@ class Source(threading.Thread):
 
 
 def find_misordered(path: Path) -> list[str]:
-    """Return messages that started before the previous message of their key had finished."""
+    """Return the messages that started before the previous message of their key had finished."""
     ended: dict[tuple[str, str], int] = defaultdict(lambda: -1)
     wrong = []
     for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The guards of a worker: a dependency that is down, and code that kills every message."""
+"""A worker's guards protect against dependencies that are down, and code that kills messages."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture
 def harness(harness: Harness) -> Harness:
-    """Return an assignment that t1 owns, with its group and twenty entries."""
+    """An assignment that t1 owns, with its group and twenty entries."""
     for number in range(1, 21):
         harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     return harness
 
 
 def promote(harness: Harness, link: Connection) -> int:
-    """Move due retries into the retry stream like the housekeeper."""
+    """Move due retries into the retry stream, as the housekeeper does."""
     return messages.Promoted.parse(
         link.run(messages.promote_retries(harness.keys, harness.assignment, 100))
     ).moved
@@ -61,7 +61,7 @@ def promote(harness: Harness, link: Connection) -> int:
 def promote_until(
     harness: Harness, link: Connection, until: Callable[[], object], then: Callable[[], object]
 ) -> Iterator[None]:
-    """Promote repeatedly in a thread until a condition holds, then run `then`."""
+    """Promote repeatedly in a thread until a condition holds, and then run `then`."""
     over = threading.Event()
 
     def play() -> None:
@@ -89,7 +89,7 @@ def other_life(life: Life) -> Any:
 def test_outage_of_a_dependency_costs_no_attempt(
     harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection, kind: dict[str, Any]
 ):
-    """This holds even if a message has only one attempt."""
+    """An outage of a dependency costs no attempt, even if a message has only one."""
     runs: Counter[str] = Counter()
     attempts = set()
     down = threading.Event()
@@ -134,12 +134,13 @@ def test_outage_of_a_dependency_costs_no_attempt(
     assert at_once == {1}, "one probe at a time"
     assert waits.read().opened == 1
     assert waits.read().kind is Wait.NOTHING
-    # Three failures open it, or all runs that started together. Then one runs at a time.
+    # The circuit opens after three failures, or after all runs that started together. From then on,
+    # one message runs at a time.
     assert probes[0] <= 4 + 4 + 1
 
 
 def own_two_keys(link: Connection, keys: Any) -> Harness:
-    """Return an owned partition with a message of each of two keys."""
+    """Return an owned partition with two messages that have different keys."""
     harness = Harness(link, keys)
     harness.groups()
     harness.own("t1")
@@ -158,7 +159,7 @@ def test_held_message_awaits_the_probe_after_a_lost_connection(
     def work(message: Message) -> None:
         runs.append(message.id)
         if len(runs) <= 2:
-            both.wait()  # otherwise, one message may fail again before the other starts
+            both.wait()  # otherwise, one message may fail again before the other has started
             raise ConnectionError
         if len(runs) == 3:
             proxy.cut()
@@ -236,7 +237,7 @@ def test_open_circuit_starts_nothing_and_allows_a_stop(
 def test_circuit_probe_waits_for_earlier_runs(
     harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
-    """The success of an old run does not prove that the dependency works now."""
+    """The success of a run that started earlier does not prove that the dependency works now."""
     waits, runs = slot.waits, []
     up, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
     seen = []
@@ -274,7 +275,10 @@ def test_circuit_probe_waits_for_earlier_runs(
 
 
 def test_circuit_is_not_probed_by_a_state_check(life: Life, slot: WorkerSlot):
-    """Quarantine and lanes ask the breaker more often than they start a run."""
+    """A state check does not probe the circuit.
+
+    Quarantine and lanes ask the breaker more often than they start a run.
+    """
     worker = life.worker("t1", **OPENS | {"breaker": replace(BREAKER, probe_every=1e-9)})
     guards = guards_of(worker.context)
     assert guards is not None
@@ -321,7 +325,7 @@ def test_circuit_without_a_probe_message_stays_open(
 
     player = threading.Thread(target=play)
     player.start()
-    # The wait is over before it is reported, as on a busy host. The circuit is still open.
+    # The circuit is still open, although the wait is over before it is reported, as on a busy host.
     at_once = replace(BREAKER, probe_every=1e-9)
     never = Backoff("fixed", 3600.0, 3600.0, "none")
     more = OPENS | kind | {"backoff": never, "breaker": at_once}
@@ -346,7 +350,7 @@ def test_other_error_class_does_not_affect_the_circuit(
         if number <= 9:
             raise ConnectionError
         if number <= 12:
-            raise KeyError  # three probes without a result
+            raise KeyError  # three probes that have no result
         done.append(number)
 
     worker = life.worker("t1", max_messages=20, **OPENS)
@@ -359,7 +363,7 @@ def test_other_error_class_does_not_affect_the_circuit(
 def test_single_failing_message_keeps_the_circuit_closed(
     harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
-    """The circuit stays closed, because the other messages succeed."""
+    """A single failing message does not open the circuit, because the other messages succeed."""
     runs: Counter[str] = Counter()
 
     def work(message: Message) -> None:
@@ -399,7 +403,8 @@ def test_flood_of_dead_letters_pauses_the_partition(
         wait_until(lambda: waits.read().kind is Wait.FLOODED, what="the flood is stopped")
         wait_until(lambda: bool(read_orders().pauses), what="the pause is written down")
         orders.append(read_orders())
-        # The supervisor has read it and informs the worker. Then an operator resumes.
+        # The supervisor reads this state and informs the worker. Then an operator resumes the
+        # partition.
         life.send_command(WorkerCommand.PAUSE)
         letters.append(slot.counter("dead_lettered"))
         cured.set()
@@ -431,7 +436,7 @@ def test_resume_during_a_lost_connection_is_kept(
     harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other_life: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
-    """After it reconnects, the guard must not pause the partition again."""
+    """The guard does not pause the partition again after the worker has reconnected."""
     life = new_life(proxy.url)
     died: list[str] = []
     held: list[Trigger] = []
@@ -478,7 +483,7 @@ def test_few_dead_letters_are_no_flood(harness: Harness, life: Life, slot: Worke
 def test_flood_guard_ignores_retries(
     harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
-    """Only the last of the five runs of each message finishes it."""
+    """The guard ignores retries, because only the last of a message's five runs finishes it."""
     waits = slot.waits
 
     def work(_message: Message) -> None:

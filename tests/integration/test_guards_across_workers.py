@@ -1,4 +1,4 @@
-"""The state that a worker's guards pass to the next worker, and the precedence of the policy."""
+"""A worker's guards pass their state to the next worker, and respect the policy's precedence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def twenty_entries(harness: Harness) -> Harness:
-    """Return the assignment with twenty entries."""
+    """An assignment with twenty entries."""
     for number in range(1, 21):
         harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     return harness
@@ -51,7 +51,7 @@ def other_life(life: Life) -> Any:
 def run_workers(
     harness: Harness, life: Life, slot: WorkerSlot, work: Any, count: int, **changed: Any
 ) -> None:
-    """Run workers one after the other, each for `max_messages`."""
+    """Run several workers one after the other. Each of them stops after `max_messages`."""
     for _ in range(count):
         promote(harness, harness.link)
         slot.clear()
@@ -59,7 +59,7 @@ def run_workers(
 
 
 def test_message_is_forgiven_once_across_workers(harness: Harness, life: Life, slot: WorkerSlot):
-    # The producer's value is not trusted.
+    # This value of a producer must not be trusted.
     harness.add("1-0", "payload", "x", "forgivenAt", "99999999999999999")
     attempts = []
 
@@ -83,7 +83,7 @@ def test_message_is_forgiven_once_across_workers(harness: Harness, life: Life, s
 def test_circuit_survives_frequent_worker_replacements(
     twenty_entries: Harness, life: Life, slot: WorkerSlot
 ):
-    """The third worker opens the circuit. Later workers find it open and try one message each."""
+    """The third worker opens the circuit. Each later worker finds it open and tries one message."""
     began: list[tuple[str, Wait]] = []
     down = True
 
@@ -100,7 +100,8 @@ def test_circuit_survives_frequent_worker_replacements(
     down = False
     run_workers(twenty_entries, life, slot, work, 2, **one)
     assert [kind for _, kind in began[6:]] == [Wait.PROBING, Wait.NOTHING]
-    # A message that failed before the circuit opened has another failure that is not counted.
+    # A message that failed before the circuit opened fails once more, and that failure is not
+    # counted.
     down = True
     twenty_entries.do("XTRIM", twenty_entries.stream, "MAXLEN", "0")
     run_workers(twenty_entries, life, slot, work, 1, **one)
@@ -130,7 +131,7 @@ def test_open_circuit_survives_a_worker_replacement(harness: Harness, life: Life
         waits.reset()
     assert seen == [ExitCode.STOPPED] * 2
     slot.clear()
-    # Without a breaker, no state is kept.
+    # Without a breaker, the worker keeps no state.
     harness.add("2-0")
     calm = life.worker("t1", max_messages=1)
     assert life.run(calm, lambda _message: None) == ExitCode.RECYCLE
@@ -173,7 +174,10 @@ def test_flood_guard_counts_successes_across_workers(
 def test_flood_guard_counts_dead_letters_without_a_run(
     harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
-    """The messages are larger than any producer may send."""
+    """The flood guard also counts dead letters that never ran.
+
+    These messages are larger than any producer may send.
+    """
     for number in range(1, 11):
         harness.add(f"{number}-0", "payload", "x" * 2_000)
     life.settings = replace(
@@ -189,7 +193,7 @@ def test_flood_guard_counts_dead_letters_without_a_run(
     assert life.run(life.worker("t1", **GUARD | kind), lambda _message: None) == ExitCode.STOPPED
     player.join()
     assert slot.waits.read().flooded == 1
-    # A concurrent worker stops between two reads.
+    # A concurrent worker stops only between two reads.
     assert slot.counter("dead_lettered") == (10 if kind is SEVERAL else 5)
 
 

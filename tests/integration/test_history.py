@@ -1,4 +1,4 @@
-"""The history on a real server: written by the housekeeper, read with every value checked."""
+"""The housekeeper writes the history to a real server, and readers check every value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamqd.store.store import Store
 
 FLEET = "default"
 ORDERS = [Assignment("orders", number, "billing") for number in range(2)]
-NOW = int(time.time()) // 60 * 60_000 + 30_000  # the middle of this minute
+NOW = int(time.time()) // 60 * 60_000 + 30_000  # the middle of the current minute
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def add_counts(slot: WorkerSlot, **counts: int) -> None:
 
 
 def set_figures(view: MetricsView, added: int, lag: int = 0, oldest_unix_ms: int = 0) -> None:
-    """Set the figures of both partitions as the housekeeper measures them."""
+    """Set the figures of both partitions in the same way as the housekeeper's measurement."""
     view.partitions = {
         (assignment.topic, assignment.partition): PartitionFigures(0, added, "", "", 0, 0, "")
         for assignment in ORDERS
@@ -77,7 +77,7 @@ def entries(store: Store, since: int = 0) -> list[Interval]:
 
 def test_history_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsView) -> None:
     first, second = view.board.slots()[:2]
-    add_counts(first, acked=1_000)  # counted before this housekeeper starts
+    add_counts(first, acked=1_000)  # counted before this housekeeper started
     writer = make_writer(store, view)
     set_figures(view, added=500)
     writer.write()
@@ -116,7 +116,10 @@ def test_history_entry_has_the_sums_since_the_last_one(store: Store, view: Metri
 
 
 def test_history_reads_a_group_of_dead_letters(store: Store) -> None:
-    """Its name has an @, which the names of configured groups cannot have."""
+    """The history contains a group of dead letters.
+
+    Its name has an @, which no configured group may have.
+    """
     rows = [HistoryRow("orders", "tickets@dlq", lag=1), HistoryRow("orders", "billing", lag=2)]
     assignments = [HistoryRow("orders", "tickets@dlq", 0, "shop:ticket", lag=1)]
     history.append(
@@ -137,7 +140,10 @@ def test_history_entry_keeps_the_busiest_assignments(store: Store) -> None:
 
 
 def test_history_row_takes_about_110_bytes(store: Store) -> None:
-    """The reference of `daemon.history` states this size. Runs and delays fill five buckets."""
+    """A row takes about 110 bytes, as the reference of `daemon.history` states.
+
+    Its runs and delays fill five buckets.
+    """
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": 6_000, "acked": 6_000, "failed": 12}
     handled = {10: 400, 11: 3_000, 12: 2_000, 13: 590, 17: 10}
     delays = {0: 90, 1: 4_000, 2: 1_800, 3: 100, 7: 10}
@@ -178,9 +184,12 @@ def test_history_entry_is_written_after_each_server_minute(store: Store, view: M
 
 
 def test_history_counts_from_the_first_measurement(store: Store, view: MetricsView) -> None:
-    """The housekeeper is new, and one partition leaves it within a minute."""
+    """The history counts only from the first measurement.
+
+    The housekeeper is new, and loses one partition within a minute.
+    """
     writer = make_writer(store, view)
-    writer.run()  # nothing is measured yet
+    writer.run()  # nothing has been measured yet
     for added in (500, 512):
         set_figures(view, added)
         writer.run()
@@ -225,14 +234,14 @@ def test_history_deletes_old_entries(store: Store) -> None:
     rows = [HistoryRow("orders", "billing", lag=1)]
     now = int(store.execute("TIME")[0]) * 1000
     for minute in range(500):
-        # The id of an entry is the server's time, so past entries are written with explicit ids.
+        # An entry's ID is the server's time, so the test writes past entries with explicit IDs.
         until = now - (500 - minute) * 60_000
         fields = ("instance", "web-1", "until", until, "seconds", "60", "rows", "[]")
         store.execute("XADD", store.keys.history(FLEET), f"{until}-0", *fields)
     history.append(store, FLEET, Interval("", "web-1", now, 60.0, rows), 100 * 60.0)
     kept = entries(store)
     assert kept[-1].rows[0].lag == 1
-    assert 100 <= len(kept) < 250  # the server removes whole nodes of a hundred
+    assert 100 <= len(kept) < 250  # the server removes only whole nodes of a hundred entries
     assert len(entries(store, since=now - 10 * 60_000 - 1)) == 11
 
 

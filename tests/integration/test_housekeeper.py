@@ -1,4 +1,4 @@
-"""The housekeeper on a real server: each task, then the whole process."""
+"""Each task of the housekeeper works on a real server, and so does the whole process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def settings_for(server: Server, **changes: Any) -> Settings:
 
 
 def delay_retry(harness: Harness, place: bytes, delay: float) -> int:
-    """Retry an entry like its worker and return its due time, or slightly earlier."""
+    """Retry an entry in the same way as its worker.
+
+    Return the due time, or a slightly earlier time.
+    """
     due = harness.now_unix_ms() + round(delay * 1000)
     call = messages.retry(
         harness.keys, harness.leased("t1"), [(place, delay, {b"retryCount": b"1"})]
@@ -249,7 +252,10 @@ def test_reclaimer_ignores_own_and_fresh_entries(
 def test_reclaimer_flags_ownerless_entries_immediately(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
+    """Entries without an owner are flagged immediately.
+
+    XNACK of Redis 8.8 leaves such entries. Here, the consumer '' has the same effect.
+    """
     harness.pending("1-0")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
     Reclaimer(harness.store, [patient]).run(view.owned_slots())
@@ -260,7 +266,10 @@ def test_reclaimer_flags_ownerless_entries_immediately(
 
 
 def test_reclaimer_counts_entries_without_a_consumer() -> None:
-    """In the reply of Redis 8.8, the list has no consumer and the summary one more entry."""
+    """Entries without a consumer are counted.
+
+    In the reply of Redis 8.8, they are missing from the list, but the summary includes them.
+    """
     summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
     assert parse_other_clients([summary, None]) == {"": 1}
     assert parse_other_clients([[1, b"1-0", b"1-0", []], None]) == {"": 1}
@@ -285,7 +294,7 @@ def test_reclaimer_continues_after_a_missing_group(
 
 
 def handle_entries(harness: Harness, first: int, last: int, group: str = "hits") -> None:
-    """Read and acknowledge entries of a group up to the last id."""
+    """Read and acknowledge a group's entries up to the last ID."""
     harness.do(
         "XREADGROUP", "GROUP", group, "w", "COUNT", last - first + 1, "STREAMS", harness.stream, ">"
     )
@@ -315,7 +324,10 @@ def test_trimmer_keeps_unacknowledged_entries(
 def test_metrics_scrape_succeeds_during_trimming(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """The HTTP thread must not return 500 because the trimmer changes a mapping."""
+    """A scrape succeeds although the trimmer changes a mapping at the same time.
+
+    Otherwise, the HTTP thread would return 500.
+    """
     harness.groups()
     harness.add("1-0")
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=1))})
@@ -418,7 +430,7 @@ def test_trimmer_removes_acknowledged_retry_entries(
 
 
 class Running:
-    """Runs a housekeeper in a thread of the test."""
+    """A housekeeper that runs in a thread of the test."""
 
     def __init__(self, board: Scoreboard, settings: Settings) -> None:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -525,7 +537,7 @@ def test_housekeeper_measures_publishes_and_serves(
 
 
 def test_housekeeper_isolates_an_unreadable_outbox(store: Store, view: MetricsView) -> None:
-    """An unreadable outbox has no figures, and the others keep theirs."""
+    """An outbox that cannot be read has no figures, and all others keep theirs."""
     keys, bad = store.keys, logs.bad_values()
     names = ["shop", "frog", "list", "empty"]
     store.execute("HSET", keys.outbox("shop"), "epoch", 3, "rows", 5, "sent", 9)
@@ -606,7 +618,7 @@ def test_health_endpoints_report_reasons(
 def test_housekeeper_of_a_duplicate_publishes_no_summary(
     server: Server, harness: Harness, board: Scoreboard, begin: Callable[[Settings], Running]
 ) -> None:
-    """A second daemon with the same name must not replace the summary of the first."""
+    """If two daemons have the same name, the second does not replace the first one's summary."""
     board.flags = InstanceFlags.STARTED
     begin(settings_for(server))
     summary = harness.keys.instance("default", "web-1")
@@ -726,7 +738,7 @@ def test_housekeeper_recovers_after_a_redis_outage(
 def test_housekeeper_survives_an_empty_redis(
     harness: Harness, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
-    """The housekeeper continues without registry, groups or streams, such as after FLUSHALL."""
+    """The housekeeper continues without registry, groups or streams, for example after FLUSHALL."""
     running = begin(
         settings_for(server, topics={"access": Topic(retention=Retention(max_age=1.0))})
     )
@@ -779,7 +791,7 @@ def test_housekeeper_ignores_signals_until_its_supervisor_exits(
 def test_summary_has_the_dead_letters_of_each_group(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """The figures show the dead letters of the group and those of the partition."""
+    """The figures contain the dead letters of each group as well as those of the partition."""
 
     def told() -> tuple[int | None, int | None]:
         deque(measure(harness.store, view), maxlen=0)
@@ -800,14 +812,17 @@ def test_summary_has_the_dead_letters_of_each_group(
 def test_measurement_counts_many_pages_of_dead_letters(
     harness: Harness, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one page per measurement, 500,000 dead letters would take 50 minutes to two hours."""
+    """A measurement counts many pages.
+
+    With one page each, 500,000 dead letters would take 50 minutes to two hours.
+    """
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 60.0)
     count = 3 * statistics.DEAD_LETTERS_AT_ONCE
     harness.link.pipeline([("XADD", harness.dlq, "*", "group", "another")] * count)
     deque(measure(harness.store, view), maxlen=0)
     assert view.dead_letters[harness.assignment[:2]].get("another") == count
 
-    # The first page is always read, so a slow server does not stop the count.
+    # The first page is always read, so that even a slow server does not stop the count.
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 0.0)
     view.dead_letters = {}
     for at in (1, 2, 3):
@@ -840,5 +855,5 @@ def test_front_page_escapes_its_values(view: MetricsView, slot: WorkerSlot, serv
     document = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
     text = page.render(document | dict.fromkeys(("instance", "host", "fleet"), evil), [evil])
     assert "<script" not in text
-    assert text.count("&lt;script&gt;") == 5  # title, heading, two facts, and the reason
+    assert text.count("&lt;script&gt;") == 5  # the title, the heading, two facts, and the reason
     assert "src=" not in text

@@ -1,6 +1,6 @@
-"""Housekeeper tasks with much work: small writes, short turns, and no task is starved.
+"""Housekeeper tasks with much work make small writes in short turns, and starve no other task.
 
-The tests only count. A turn with a time budget of zero makes one write.
+The tests only count. In a turn with a time budget of zero, a task makes one write.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def board(assignments: list[Assignment]) -> Scoreboard:
 
 @pytest.fixture
 def counting_link(meter: Meter, server: Server) -> Iterator[Connection]:
-    """Return a connection whose round trips the meter counts."""
+    """A connection whose round trips the meter counts."""
     link = connect(users.settings_as(server.settings, "daemon"), timeout=10.0, name="counted")
     with closing(link):
         yield link
@@ -80,7 +80,7 @@ def settings(server: Server, topic: Topic, **changes: object) -> Settings:
 
 
 def fill(link: Connection, streams: list[str], count: int) -> None:
-    """Write a number of old entries to each stream."""
+    """Write the given number of old entries to each stream."""
     for stream in streams:
         link.pipeline([("XADD", stream, f"1-{n + 1}", "payload", "x") for n in range(count)])
 
@@ -90,7 +90,7 @@ def lengths(link: Connection, streams: list[str]) -> list[int]:
 
 
 def measure_costs(run: Callable[[], object], meter: Meter, times: int) -> list[Cost]:
-    """Return the cost of each turn."""
+    """Return the cost of each of these turns."""
     costs = []
     for _ in range(times):
         with meter.measuring() as cost:
@@ -100,7 +100,7 @@ def measure_costs(run: Callable[[], object], meter: Meter, times: int) -> list[C
 
 
 def run_turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
-    """Run until no work is due and return the cost of each turn."""
+    """Run until no work is due. Return the cost of each turn."""
     costs: list[Cost] = []
     sooner: float | None = 0.0
     while sooner == 0.0:
@@ -130,7 +130,7 @@ def test_dead_letters_expire_in_small_writes(
     assert lengths(link, streams) == [1] * PLACES, "each had its share before one had a second"
     rest = run_turns(undertaker.run, meter)
     assert lengths(link, streams) == [0] * PLACES
-    for cost in [*first[2:], *rest[:-1]]:  # first, settings are read and scripts are loaded
+    for cost in [*first[2:], *rest[:-1]]:  # the first turns read settings and load scripts
         assert (cost.trips, cost.scripts) == (1, batch.WORKS_MAX)
     assert sum(view.tally("expired").values()) == PLACES * (letters.PAGE + 1)
 
@@ -188,7 +188,7 @@ def test_expirer_reports_a_bad_key_after_the_other_turns(
 def add_delayed(
     link: Connection, keys: Keys, assignment: Assignment, due_unix_ms: int, count: int
 ) -> None:
-    """Delay a number of entries like a worker."""
+    """Delay some entries in the same way as a worker."""
     due = [part for n in range(count) for part in (due_unix_ms, f"m:{n + 1}-0")]
     items = [part for n in range(count) for part in (f"m:{n + 1}-0", b"\x92\xa7payload\xa1x")]
     link.execute("ZADD", keys.retry(*assignment), *due)
@@ -202,7 +202,7 @@ def test_assignment_with_many_due_retries_does_not_starve_others(
     retries = retry_promoter(Store(link, keys), view)
     hints = dict.fromkeys(assignments, 0)
     for _ in range(1 + PLACES // batch.WORKS_MAX):
-        retries.run(hints)  # each is asked once
+        retries.run(hints)  # each assignment is asked once
     many, few = assignments[:4], assignments[-1]
     for assignment in many:
         add_delayed(link, keys, assignment, 1, 10 * promoter.PAGE)
@@ -239,7 +239,7 @@ def test_due_retries_of_one_assignment_add_no_reads_for_others(
         link.execute(
             "HSET", keys.retry_items(*assignments[7]), f"m:{after + 1}-0", b"\x92\xa7payload\xa1x"
         )
-    wait_until(lambda: retries.turn(targets) > 0.0)  # on a busy machine, several turns ask them all
+    wait_until(lambda: retries.turn(targets) > 0.0)  # a busy machine needs several turns
     with meter.measuring() as cost:
         wait_until(
             lambda: retries.turn(targets) and not link.execute("ZCARD", keys.retry(*assignments[7]))
@@ -274,7 +274,7 @@ def test_retries_are_promoted_while_many_dead_letters_expire(
     for slot in board.slots()[16:-1]:
         slot.owned = 0
     for _ in range(6):
-        keeper._round()  # each assignment is asked once for retries
+        keeper._round()  # each assignment is asked once for its retries
     streams = [keys.dlq("access", assignment.partition) for assignment in assignments[:16]]
     fill(link, streams, 3 * letters.PAGE)
     table = {task.name: task for task in keeper._tasks}
@@ -287,7 +287,7 @@ def test_retries_are_promoted_while_many_dead_letters_expire(
     link.execute("DEL", published)
     rounds = 0
     while sum(lengths(link, streams)):
-        for name in ("publish", "measure"):  # new figures let the promoters look
+        for name in ("publish", "measure"):  # new figures make the promoters look again
             table[name].due = 0.0
         board.housekeeper_progress_ns = 0
         keeper._round()
@@ -314,7 +314,7 @@ def test_housekeeper_reports_progress_at_each_task(board: Scoreboard, keeper: Ho
 
 @pytest.fixture
 def foreign_entries(link: Connection, keys: Keys, assignments: list[Assignment]) -> Harness:
-    """Give a consumer three pages of fresh entries and one more."""
+    """Give a consumer fresh entries that fill three pages and one entry more."""
     harness = Harness(link, keys, assignments[0])
     fill(link, [harness.stream], 3 * reclaimer.PAGE + 1)
     harness.fetch(3 * reclaimer.PAGE + 1, "by-hand")
@@ -328,7 +328,7 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
     looks = Reclaimer(Store(counting_link, foreign_entries.keys), [consumer])
     slot = view.board.slots()[0]
     last = f"1-{3 * reclaimer.PAGE + 1}"
-    summaries = 2 * len(list(view.owned_slots()))  # one for each of the two streams of a partition
+    summaries = 2 * len(list(view.owned_slots()))  # one for each of a partition's two streams
     for page in range(4):  # the first page and three more
         with meter.measuring() as cost:
             sooner = looks.run(view.owned_slots())

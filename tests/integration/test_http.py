@@ -1,4 +1,4 @@
-"""The HTTP server over real sockets: answers, bounds, slow clients, a busy address."""
+"""The HTTP server over real sockets: its answers and bounds, slow clients, and a busy address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer
 from tests.support.loglines import LogLines
 from tests.support.waiting import wait_until
 
-BIG = b"x" * 20_000_000  # more than a loopback connection buffers
+BIG = b"x" * 20_000_000  # more bytes than a loopback connection buffers
 Started = Callable[..., HttpServer]
 
 
@@ -68,7 +68,7 @@ def dial(server: HttpServer) -> socket.socket:
 
 
 def exchange(server: HttpServer, raw: bytes) -> tuple[str, bytes]:
-    """Send raw bytes, read the whole reply, and return the status line and the body."""
+    """Send raw bytes and read the whole reply. Return its status line and its body."""
     with dial(server) as peer:
         peer.settimeout(10)
         peer.sendall(raw)
@@ -213,7 +213,7 @@ def test_http_survives_an_impossible_address(start: Started, tmp_path: Path) -> 
 def test_http_serves_on_a_unix_socket(start: Started, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(path))  # left by a killed predecessor
+        killed.bind(str(path))  # left behind by a killed predecessor
     server = start(path)
     assert exchange(server, b"GET / HTTP/1.1\r\n\r\n") == ("HTTP/1.1 200 OK", b"front")
     assert path.stat().st_mode & 0o777 == 0o660

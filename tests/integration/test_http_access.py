@@ -1,4 +1,4 @@
-"""The token of the HTTP endpoint, and the public replies without it."""
+"""The HTTP endpoint requires its token, and gives only public replies without it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def serve(http: config.Http) -> HttpServer:
 
 @pytest.fixture
 def guarded_server(token: Path) -> Iterator[HttpServer]:
-    """Serve on an address that `Access` takes for public, although it is the loopback."""
+    """A server on the loopback address, which `Access` takes for a public one here."""
     server = serve(config.Http(bind="0.0.0.0:9464", token_file=token))
     yield server
     server.stop()
 
 
 def get(server: HttpServer, path: str, authorization: str | None = None) -> tuple[int, str, str]:
-    """Return status, body and the WWW-Authenticate header."""
+    """Return the status, the body and the WWW-Authenticate header."""
     while not isinstance(server.bound, tuple):
         assert server.alive
     connection = HTTPConnection(*server.bound, timeout=10)
@@ -136,7 +136,7 @@ def test_http_public_health_endpoint_hides_reasons() -> None:
     ],
 )
 def test_http_refuses_dns_rebinding(host: str, status: int) -> None:
-    """Another site cannot read our pages through DNS rebinding."""
+    """Another site cannot use DNS rebinding to read our pages."""
     access = Access(config.Http(hosts=("Metrics.Example.com",)))
     page = access.require_host(lambda _: HttpResponse(200, b"figures"))
     answer = page(HttpRequest("/metrics", {"host": host} if host else {}))

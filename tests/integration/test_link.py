@@ -1,4 +1,4 @@
-"""The connection: replies, errors, login and server facts."""
+"""A connection parses replies and errors, logs in, and learns facts about the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.writer import writer
 
 NewLink = Callable[..., Connection]
 
-# The first words of an error in a script of Redis 6.2.
+# The first words of an error that a script raises in Redis 6.2.
 FORBIDDEN = "The user executing the script can't run this"
 IN_SCRIPT_62 = (
     "ERR Error running script (call to f_d8483ffd07064f12e65345ce7dfdbd3a9387192b): @user_script:1:"
@@ -143,7 +143,7 @@ def test_loading_server_refuses_every_command_of_a_pipeline(fresh_server: Proces
     link = connect(fresh_server.settings, timeout=5.0, name="test")
     link.pipeline([("SET", f"key{n}", "x") for n in range(4000)])
     link.close()
-    # Redis 6.2 checks its clients every 1,000 commands, and does not have the second setting.
+    # Redis 6.2 checks its clients only every 1,000 commands, and lacks the second setting.
     slow = {"key_load_delay": "1000"}
     if fresh_server.version >= (7,):
         slow["loading_process_events_interval_bytes"] = "1024"
@@ -211,7 +211,7 @@ def test_login_rereads_a_changed_password_file(
         assert not caught.value.sent
         assert "secret" not in str(caught.value)
         secret.write_text("first-secret\n")
-        # The user may not name its connection, and still works.
+        # The user works although it may not name its connection.
         assert other.execute("ECHO", "in") == b"in"
         with pytest.raises(RedisResponseError) as refused:
             other.execute("GET", "a")
@@ -273,7 +273,10 @@ def test_connection_works_over_tcp(new_server: Callable[..., ProcessServer]) -> 
 def test_connection_skips_an_unsupported_address_family(
     new_server: Callable[..., ProcessServer],
 ) -> None:
-    """A host without IPv6 can get an IPv6 address from `/etc/hosts` or DNS."""
+    """An address family that the host does not support is skipped.
+
+    A host without IPv6 can get an IPv6 address from `/etc/hosts` or DNS.
+    """
     server = new_server(tcp=True)
     unknown = (255, ("::1", 1, 0, 0))
     there = (socket.AF_INET, ("127.0.0.1", server.port))

@@ -1,4 +1,7 @@
-"""The connection after failures: known and unknown outcomes, no repetition, forking."""
+"""After a failure, a connection reports if the outcome is known.
+
+It repeats nothing, and survives a fork.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ NewLink = Callable[..., Connection]
 
 @pytest.fixture
 def proxied_link(proxy: FaultProxy, link: Connection) -> Iterator[Connection]:
-    """Return a connection through the proxy to an empty server."""
+    """A connection through the proxy to an empty server."""
     made = connect(proxy.settings, timeout=5.0, name="test:proxied")
     yield made
     made.close()
@@ -128,7 +131,7 @@ def test_silent_server_raises_after_the_timeout(proxy: FaultProxy, link: Connect
 
 
 def test_timeout_covers_the_whole_exchange(proxy: FaultProxy, link: Connection) -> None:
-    """Replies that arrive one by one, each in time, must not exceed the timeout together."""
+    """The timeout limits the whole exchange, even if each of its replies arrives in time."""
     hasty = connect(proxy.settings, timeout=0.5, name="test:hasty")
     started = time.monotonic()
     with pytest.raises(RedisUnavailableError):
@@ -145,7 +148,8 @@ def test_paused_server_raises_after_the_timeout(new_server: Callable[..., Proces
     with pytest.raises(RedisUnavailableError) as caught:
         link.execute("INCR", "n")
     assert caught.value.sent
-    # The kernel accepts for the stopped server, but our name is never answered.
+    # The kernel accepts the connection for the stopped server, but the command that names it is
+    # never answered.
     started = time.monotonic()
     with pytest.raises(RedisUnavailableError, match="cannot connect") as caught:
         link.execute("INCR", "n")
@@ -160,7 +164,7 @@ def test_paused_server_raises_after_the_timeout(new_server: Callable[..., Proces
 def test_incomplete_command_counts_as_not_sent(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
     link = connect(server.settings, timeout=0.3, name="test")
-    large = b"x" * (16 << 20)  # more than the socket's buffers hold
+    large = b"x" * (16 << 20)  # more than the buffers of the socket hold
     for commands, sent in (
         ([("SET", "large", large)], False),
         ([("SET", "small", "1"), ("SET", "large", large)], True),
@@ -174,7 +178,7 @@ def test_incomplete_command_counts_as_not_sent(new_server: Callable[..., Process
         assert link.execute("EXISTS", "large") == 0
     assert link.execute("EXISTS", "small") == 1
     link.close()
-    # The whole command goes through when the server reads, even after a long time.
+    # Once the server reads, even after a long time, the whole command gets through.
     link = connect(server.settings, timeout=30.0, name="test")
     assert link.execute("SET", "large", large) == b"OK"
     assert link.execute("STRLEN", "large") == len(large)
@@ -239,7 +243,7 @@ def test_closed_link_opens_again(link: Connection) -> None:
 
 
 def test_transport_never_reconnects(link: Connection) -> None:
-    """A command cannot be sent on any connection except its own."""
+    """A transport never reconnects, because a command must not be sent on any other connection."""
     transport = link.node.open_transport()
     link.close()
     with pytest.raises(RedisUnavailableError) as caught:
@@ -257,7 +261,7 @@ def test_transport_never_reconnects(link: Connection) -> None:
 
 
 def _run_in_child(run: Callable[[], None]) -> None:
-    """Run a function in a forked child, and fail if it fails there."""
+    """Run a function in a forked child. If it fails there, the test fails."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -277,7 +281,8 @@ def test_detached_child_leaves_the_parents_connection_alone(link: Connection) ->
         descriptor = link.node.fileno()
         assert descriptor is not None
         link.detach()
-        # A late clean-up must not close the next owner of the descriptor number.
+        # A clean-up that comes too late must not close a descriptor that has been given to another
+        # owner.
         os.close(descriptor)
         assert os.open(os.devnull, os.O_RDONLY) == descriptor
         assert link.execute("CLIENT", "ID") != number
@@ -308,7 +313,7 @@ def test_lost_second_half_of_many_scripts_counts_as_sent(
     link.execute("SCRIPT", "FLUSH")
     link.run(writer("a", "0"))
     known, unknown = writer("a", "1"), writer("b", "2", name="other")
-    # The server has run the loaded scripts, and is gone before the other can be loaded.
+    # The server has run the scripts that it knows, and is gone before the other one can be loaded.
     proxied_link.open()
     proxy.refusing = True
     trigger = proxy.arm(Fault.CUT_AFTER, command="EVALSHA", nth=2)
@@ -317,7 +322,7 @@ def test_lost_second_half_of_many_scripts_counts_as_sent(
     assert trigger.hit
     assert caught.value.sent
     assert link.execute("MGET", "a", "b") == [b"1", None]
-    # With only unknown scripts, the server has executed nothing.
+    # If the server knows none of the scripts, it has executed nothing.
     proxy.refusing = False
     proxied_link.open()
     proxy.refusing = True
@@ -358,7 +363,10 @@ while struck < 2_000:
 def test_unread_reply_is_not_returned_to_a_later_command(
     link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal handler may raise between sending and reading."""
+    """A later command never gets the unread reply of an earlier one.
+
+    A signal handler may raise between sending and reading.
+    """
 
     def interrupted(_count: int) -> NoReturn:
         raise InterruptedInTheMiddleError
@@ -373,7 +381,10 @@ def test_unread_reply_is_not_returned_to_a_later_command(
 
 
 def test_connection_reports_a_refusal_at_accept() -> None:
-    """The server sends the reason before it has read the login, and then closes."""
+    """The connection reports why it was refused.
+
+    The server sends the reason before it reads the login, and then closes.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def refuse() -> None:
@@ -390,14 +401,14 @@ def test_connection_reports_a_refusal_at_accept() -> None:
                 with pytest.raises(RedisUnavailableError, match=refusal):
                     connect(config.Redis(url=url), timeout=5.0, name="test").execute("PING")
         finally:
-            listener.shutdown(socket.SHUT_RDWR)  # else the thread waits forever after a failure
+            listener.shutdown(socket.SHUT_RDWR)  # or the thread waits forever after a failure
             thread.join()
 
 
 def test_fence_without_watch_permission_stops_reads(
     server: ProcessServer, link: Connection, keys: Keys
 ) -> None:
-    """With a permission revoked from a running worker, its reads would continue without a fence."""
+    """If a worker loses this permission, its reads would otherwise continue without a fence."""
     assignment = Assignment("access", 0, "hits")
     link.execute("HSET", keys.fence(*assignment), "token", "ours")
     for stream in (keys.source(*assignment), keys.retry_stream(*assignment)):
@@ -423,7 +434,7 @@ def test_discarded_transaction_has_the_code_of_its_cause(code: str) -> None:
 
 
 def test_transaction_without_exec_counts_as_not_sent() -> None:
-    """The server executes no part of a transaction without EXEC."""
+    """A transaction without EXEC counts as not sent, because the server executes no part of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

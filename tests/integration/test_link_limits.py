@@ -1,6 +1,7 @@
-"""One time limit for a whole exchange: names, sentinels, the map, connecting and the replies.
+"""One time limit covers a whole exchange: names, sentinels, the map, connecting and the replies.
 
-The supervisor renews all leases in such exchanges, so a longer one delays all others.
+The supervisor renews all leases in such exchanges, so an exchange that takes longer delays all the
+others.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from tests.support.servers import ProcessServer
 from tests.support.waiting import seconds_unscheduled, wait_until
 
 LIMIT = 0.4
-PATIENCE = 5.0  # timeout of the connections themselves, without the limit
+PATIENCE = 5.0  # seconds; the timeout of the connections themselves, without the limit
 
 
 @contextmanager
 def silent_port() -> Iterator[int]:
-    """Return a port whose connections are accepted and never answered."""
+    """Return a port that accepts connections and never answers them."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @contextmanager
 def hanging_address() -> Iterator[tuple[str, int]]:
-    """Return an address that accepts no connection, because its queue is full."""
+    """Return an address that accepts no connections, because its queue is full."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address = listener.getsockname()[:2]
@@ -59,7 +60,7 @@ def hanging_address() -> Iterator[tuple[str, int]]:
 
 
 def assert_in_time(link: Connection) -> None:
-    """Assert that the missing answer is detected within the limit."""
+    """Check that a missing answer is detected within the limit."""
     for _ in range(3):  # the first attempt connects, finds the node, or detects that there is none
         started, kept = time.monotonic(), seconds_unscheduled()
         with link.limit_time(LIMIT), pytest.raises(RedisUnavailableError):
@@ -70,7 +71,10 @@ def assert_in_time(link: Connection) -> None:
 
 @contextmanager
 def fill_backlog(server: ProcessServer) -> Iterator[None]:
-    """Fill the backlog of the Unix socket. The server is stopped and must be resumed."""
+    """Fill the backlog of the Unix socket while the server is stopped.
+
+    The caller must resume the server.
+    """
     server.restart(tcp_backlog="2")
     server.pause()
     with ExitStack() as stack:
@@ -142,7 +146,7 @@ def test_hung_server_raises_within_the_timeout(new_server: Callable[..., Process
 def test_hung_address_leaves_time_for_the_next(
     new_server: Callable[..., ProcessServer],
 ) -> None:
-    """If a name has several addresses, no address gets the whole time limit."""
+    """If a name has several addresses, no single one may use up the whole time limit."""
     port = new_server(tcp=True).port
     with hanging_address() as first, hanging_address() as second:
         found = [(socket.AF_INET, each) for each in (first, second, ("127.0.0.1", port))]
@@ -156,7 +160,10 @@ def test_hung_address_leaves_time_for_the_next(
 
 
 def test_hung_sentinels_and_master_raise_within_the_timeout(binary: Path) -> None:
-    """Two sentinels are silent, and one names a master that is silent too."""
+    """The connection fails within its timeout.
+
+    Two sentinels are silent, and the third names a master that is silent, too.
+    """
     with (
         Sentinels(binary, replicas=0, sentinels=1) as made,
         silent_port() as one,
@@ -168,7 +175,7 @@ def test_hung_sentinels_and_master_raise_within_the_timeout(binary: Path) -> Non
         with link.limit_time(PATIENCE):
             assert link.execute("PING") == b"PONG"
         link.close()
-        # A silent sentinel leaves time for the next.
+        # A silent sentinel leaves enough time for the next one.
         fresh = connect(replace(settings, connect_timeout=60.0), timeout=60.0, name="test")
         with fresh.limit_time(2.0):
             assert fresh.execute("PING") == b"PONG"
@@ -184,7 +191,7 @@ def test_hung_sentinels_and_master_raise_within_the_timeout(binary: Path) -> Non
 
 @pytest.fixture(scope="module")
 def cluster(binary: Path) -> Iterator[Cluster]:
-    """Start enough masters without replicas that two may hang while the others continue."""
+    """A cluster of masters without replicas, enough for two to hang while the others continue."""
     with Cluster(binary, masters=5, replicas=0, cluster_require_full_coverage="no") as made:
         made.wait_ok()
         yield made
@@ -210,7 +217,7 @@ def test_hung_cluster_raises_within_the_timeout(cluster: Cluster) -> None:
 
 
 def make_settings(url: str) -> Settings:
-    """Return the settings of an instance with rare heartbeats."""
+    """Return the settings of an instance that rarely sends heartbeats."""
     return Settings(
         redis=replace(config.Redis(), url=url),
         daemon=Daemon(instance="west-1", lease_ttl=60.0),
@@ -219,8 +226,11 @@ def make_settings(url: str) -> Settings:
 
 
 def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
-    """Another failed node is no longer needed. After its pause, the node of the heartbeat still
-    gets its own pause between attempts."""
+    """A heartbeat waits only for its own node.
+
+    Another node that fails is no longer needed. After that node's pause, the heartbeat's node still
+    gets its own pause between two attempts.
+    """
     ours = make_settings(cluster.url)
     board = Scoreboard(2)
     exchange = LeaseManager(ours, board, "lock")
@@ -251,7 +261,7 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
         )
         lost.pause()
         held.renew_at = 0.0
-        tick(held, far)  # one node answers
+        tick(held, far)  # only one of the nodes answers
         assert not exchange.ok
         wait_until(lambda: tick(held) > 0, what="the other units have no call")
         home.pause()
@@ -271,9 +281,9 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
 
 @pytest.fixture
 def name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Resolve names in the children, like a name server that answers once the file exists.
+    """A name server for the children, which answers nothing until the file exists.
 
-    The name servers of the machine may be slow or missing. No child may outlive the test.
+    The machine's own name servers may be slow or missing. No child may outlive the test.
     """
     answers = tmp_path / "answers"
 

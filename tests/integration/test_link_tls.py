@@ -1,4 +1,4 @@
-"""The connection over TLS: trusted certificates, and a session that survives a fork."""
+"""A connection over TLS trusts the right certificates, and its session survives a fork."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CHAIN = ("server.pem", "ca.pem")
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder with an authority and its signed certificate for 127.0.0.1."""
+    """A folder with a certificate authority, and its signed certificate for 127.0.0.1."""
     return require(tls.certificates, tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def server(certificates: Path) -> Iterator[ProcessServer]:
-    """Start a server with TLS on a port."""
+    """A server that uses TLS on a port."""
     made = require(tls.start, certificates)
     yield made
     made.close()
@@ -37,7 +37,7 @@ def server(certificates: Path) -> Iterator[ProcessServer]:
 
 @pytest.fixture
 def settings(server: ProcessServer, certificates: Path) -> config.Redis:
-    """Return valid settings, with the client certificate that the server requires."""
+    """Valid settings, with the client certificate that the server requires."""
     return config.Redis(
         url=f"rediss://127.0.0.1:{server.port}",
         ca_file=certificates / "ca.pem",
@@ -48,7 +48,7 @@ def settings(server: ProcessServer, certificates: Path) -> config.Redis:
 
 @pytest.fixture
 def open_link() -> Iterator[Open]:
-    """Make connections that are closed after the test."""
+    """A function that makes connections. They are closed after the test."""
     made: list[Connection] = []
 
     def make(settings: config.Redis) -> Connection:
@@ -81,7 +81,10 @@ def test_unknown_authority_is_refused(
 def test_replaced_certificates_are_read_with_the_next_connection(
     settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
 ) -> None:
-    """A reload replaces the workers and their connections without a restart."""
+    """The next connection reads replaced certificates.
+
+    A reload replaces the workers and their connections, so no restart is needed.
+    """
     names = {"ca_file": "ca.pem", "cert_file": "server.pem", "key_file": "server.key"}
     for name in names.values():
         shutil.copy(certificates / name, tmp_path)
@@ -108,7 +111,10 @@ def test_replaced_certificates_are_read_with_the_next_connection(
 def test_tls_refuses_an_expired_certificate_until_replaced(
     settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
 ) -> None:
-    """First the client's certificate expires, then the server's. Open connections stay open."""
+    """The client's certificate expires first, then the server's.
+
+    Connections that are open stay open.
+    """
     old, own = tls.make_expired(certificates), tmp_path / "own.pem"
     shutil.copy(old, own)
     link, open_one = open_link(replace(settings, cert_file=own)), open_link(settings)

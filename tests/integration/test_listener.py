@@ -1,4 +1,4 @@
-"""The housekeeper finds workers whose long poll misses new entries."""
+"""The housekeeper finds workers whose long poll has missed new entries."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def watched(link: Connection, keys: Keys) -> Watched:
 
 
 def test_listener_wakes_a_worker_that_missed_an_entry(watched: Watched) -> None:
-    """The first check finds the worker, and the second check confirms it."""
+    """The first check finds the worker. The second one confirms that it missed an entry."""
     for assignment in ASSIGNMENTS:
         watched.wait(assignment)
     assert watched.look() is None
@@ -76,7 +76,7 @@ def test_listener_does_not_wake_a_worker_that_read_in_time(watched: Watched) -> 
     watched.add(watched.keys.source(*one), "1-0")
     assert watched.look() == SURE_SECONDS
     watched.words(one).end()
-    watched.wait(other, since=2, main=b"1-0")  # it was woken and waits again
+    watched.wait(other, since=2, main=b"1-0")  # the worker was woken and is waiting again
     assert (watched.look(), watched.missed(), watched.wakes) == (None, set(), 0)
 
 

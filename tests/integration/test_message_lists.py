@@ -1,4 +1,4 @@
-"""`MessageList`: pages, budgets, cursors and unreadable partitions, the same for each kind."""
+"""`MessageList` has pages, budgets, cursors and unreadable partitions, for each kind of message."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_message_pages_list_each_message_once(store: Store, kind: str, limit: in
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_message_page_stops_at_its_budget_and_continues(store: Store, kind: str) -> None:
-    """A filter that rejects everything examines no more than the budget per page."""
+    """If a filter rejects everything, a page still examines no more messages than its budget."""
     cursor, pages = "", 0
     while cursor or not pages:
         page = KINDS[kind](store).page(MessageFilter(key=b"none"), budget=3, cursor=cursor)
@@ -103,7 +103,7 @@ def test_cursor_of_another_list_is_malformed(store: Store, kind: str) -> None:
 
 
 def test_unreadable_partition_does_not_hide_others(store: Store, run: Run, keys: Keys) -> None:
-    """The other partitions are listed, and the key is named once."""
+    """The other partitions are listed, and the key that cannot be read is named once."""
     broken = keys.dlq("access", 1)
     store.execute("DEL", broken)
     store.execute("SET", broken, "x")

@@ -1,6 +1,6 @@
-"""Promises of the worker, the fetch and the start that need a real server.
+"""Promises of the worker, of fetching and of the start that only a real server can test.
 
-Workers run here in the test's own process: see tests/support/life.py.
+The workers here run in the process of the test: see tests/support/life.py.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def test_soft_limit_interrupts_only_its_own_run(harness: Harness, life: Life, sl
     interrupted = []
 
     def work(message: Message) -> None:
-        # The supervisor decides that this run exceeds its limit. For the last run it is too late.
+        # The supervisor decides that this run exceeds its limit. For the last run, the decision
+        # comes too late.
         slot.soft_kill_seq = slot.run_seq - (message.id == "3-0")
         if message.id != "2-0":
             try:
@@ -186,7 +187,7 @@ def test_soft_limit_interrupts_only_its_own_run(harness: Harness, life: Life, sl
     ack = worker.settler.ack
 
     def interrupted_ack(*arguments: Any, **named: Any) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)  # the signal comes when the handler has returned
+        os.kill(os.getpid(), signal.SIGUSR1)  # the signal arrives when the handler has returned
         ack(*arguments, **named)
 
     worker.settler.ack = interrupted_ack  # type: ignore[method-assign]
@@ -201,7 +202,10 @@ def test_soft_limit_interrupts_only_its_own_run(harness: Harness, life: Life, sl
 
 
 def test_full_memory_defers_failures_but_not_acknowledgments(harness: Harness, slot: WorkerSlot):
-    """A worker that waited for memory here would never free any."""
+    """With full memory, failures wait, but acknowledgments do not.
+
+    A worker that waited for memory before it acknowledges would never free any.
+    """
     failed, done = harness.pending("1-0", "2-0")
     harness.own("t1")
     settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
@@ -218,7 +222,7 @@ def test_full_memory_defers_failures_but_not_acknowledgments(harness: Harness, s
     settler.begin_batch([])
     assert slot.states[0] == FAILED
 
-    settler._deferred_until_ns = 1  # now it is due
+    settler._deferred_until_ns = 1  # makes it due now
     settler.flush()
     assert settler.unsettled_count == 0
     assert slot.states[0] == CLEARED
@@ -237,7 +241,10 @@ LATEST = Settings(
 
 
 def test_recreated_latest_group_starts_at_the_oldest_entry(harness: Harness):
-    """A new group skips existing entries. A group that is lost later must skip no entry."""
+    """A recreated group starts at the oldest entry.
+
+    A new group skips existing entries, but a group that is lost later must skip none.
+    """
     harness.add("1-0")
     startup.ensure_topics(harness.link, LATEST)
     harness.add("2-0")
@@ -250,7 +257,10 @@ def test_recreated_latest_group_starts_at_the_oldest_entry(harness: Harness):
 
 @pytest.mark.fault("F15")
 def test_group_on_an_emptied_server_starts_at_the_oldest_entry(harness: Harness):
-    """The emptied server has no record of the group, but its consumer has."""
+    """A group on an emptied server starts at its oldest entry.
+
+    The server has no record of the group, but its consumer has.
+    """
     startup.ensure_topics(harness.link, LATEST)
     harness.do("FLUSHALL")
     harness.add("1-0")
@@ -314,7 +324,7 @@ def test_reload_hands_over_when_the_old_worker_is_idle(
 
     daemon.signal(signal.SIGHUP)
     daemon.wait_event("standby.ready")
-    for _ in range(4):  # each answer is one more tick with a chance of a premature handover
+    for _ in range(4):  # each answer takes another tick, and each tick could hand over too early
         ticks = daemon.mark()
         daemon.signal(signal.SIGUSR1)
         daemon.wait_event("state.dumped", after=ticks)
