@@ -336,7 +336,7 @@ def test_lost_second_half_of_many_scripts_counts_as_sent(
 
 
 def test_signal_during_packing_does_not_crash_the_process() -> None:
-    """hiredis would write to a null pointer if the handler of a signal raises."""
+    """The process survives a signal handler that raises. hiredis would write to a null pointer."""
     code = """
 import signal, time
 from streamqd.store.transport import pack
