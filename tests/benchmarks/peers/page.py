@@ -70,8 +70,8 @@ This page compares the speed and memory use of streamqd with those of other queu
 shows how each of them reacts when a worker is killed. To repeat the comparison on your own machine,
 run `make bench`. It installs each system in its own environment, tunes it as its documentation
 recommends, and runs all systems one after the other against one private server, in several rounds.
-Each system has two worker processes. Each job has a payload of 100 bytes, and its handler does
-nothing except count it.
+Each system has two worker processes. Each job carries a 100-byte payload, and the handler does
+nothing except count jobs.
 
 The figures on this page are from {rounds} rounds on {date}, on {cores} cores ({cpu}) with Python
 {python} and {server}. Each figure is the median of all rounds, with the lowest and the highest
