@@ -1,4 +1,4 @@
-"""`streamqd outbox create` and `check`, and the settings of outboxes, on each real database."""
+"""`streamqd outbox create` and `check`, and an outbox's settings, work on each real database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Invoke = Callable[..., Result]
 
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Run the command in an empty folder, without settings from outside."""
+    """Run the command in an empty directory, so that no settings from outside take effect."""
     for name in ("STREAMQ_CONFIG", "STREAMQ_REDIS__URL", "DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -33,7 +33,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 def run_all(server: DatabaseServer, url: str, statements: Iterable[str]) -> None:
-    """Run statements as an administrator would."""
+    """Run statements in the same way as an administrator."""
     with contextlib.closing(server.connect(url, autocommit=True)) as connection:
         for statement in statements:
             if statement.strip():
@@ -113,7 +113,10 @@ FOREIGN_KEYS = {
 def test_check_finds_a_key_without_a_generated_value(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
-    """A row with the ID NULL would never be sent, and a row without a number never deleted."""
+    """`check` finds such a key.
+
+    A row whose ID is NULL would never be sent, and a row without a number would never be deleted.
+    """
     env = {"URL": database_url}
     assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0
     run_all(database_server, database_url, FOREIGN_KEYS[database_server.dialect])
@@ -165,7 +168,7 @@ def test_check_warns_about_asynchronous_commits(
     found = invoke("outbox", "check", "--database", url)
     assert found.exit_code == 0
     assert "synchronous_commit is off for this user, so a crash" in found.stdout
-    server = new_database_server("mysql")  # with innodb_flush_log_at_trx_commit = 0
+    server = new_database_server("mysql")  # this server has innodb_flush_log_at_trx_commit = 0
     found = invoke("outbox", "create", "--database", server.new())
     assert "innodb_flush_log_at_trx_commit is 0 for this user" in found.stdout
 

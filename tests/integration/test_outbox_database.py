@@ -1,4 +1,4 @@
-"""The relay's side of a database, and the sender's row in it, on each real database."""
+"""The relay reads a database, and a sender writes its row there, on each real database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ outbox = Outbox(settings=config.Settings())
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """An empty outbox, opened as the relay does."""
+    """An empty outbox, opened in the same way as by the relay."""
     with connect(database_url) as made:
         for statement in made.table.create():
             made.run(statement)
@@ -198,7 +198,7 @@ def test_row_deleted_by_another_relay_is_not_marked_dead(
         other.cursor().execute("DELETE FROM streamqd_outbox")
         with ThreadPoolExecutor(1) as threads, connect(database_url) as observer:
             buried = threads.submit(database.move_to_dead_table, row, "no such topic")
-            # MariaDB renews this table only if nothing has read it for 0.1 s.
+            # MariaDB refreshes this table only if it has not been read for 0.1 s.
             wait_until(lambda: observer.rows(waiting)[0][0] > 0, timeout=20, every=0.3)
             other.commit()
             assert not buried.result(20)
@@ -308,7 +308,7 @@ def test_hostile_row_does_not_affect_other_rows(
             ("2" * 32, "orders", b"x", '{"a": 1}', 1),
             ("3" * 32, "orders", b"x", "{", -1),
         ]
-        if database.dialect == "sqlite":  # any type in any column
+        if database.dialect == "sqlite":  # it accepts any type in any column
             hostile += [
                 (b"\xff" * 32, 1.5, "text", b"\xff", "never"),
                 (7, b"\x00", 2**62, 7, 2**62),
@@ -362,7 +362,7 @@ def test_killed_connection_interrupts_the_wait(
             " WHERE application_name = 'streamqd-outbox' AND datname = current_database()"
         )
 
-    def wait_twice() -> None:  # the first wait may read the last words of the server
+    def wait_twice() -> None:  # the first wait may read the last words that the server sent
         database.wait(60)
         database.wait(60)
 
@@ -376,7 +376,10 @@ def test_killed_connection_interrupts_the_wait(
 def test_replaced_sqlite_file_is_reopened(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
-    """Otherwise, the relay could read the old file forever and send no row of the new one."""
+    """A replaced SQLite file is opened again.
+
+    Otherwise, the relay could read the old file forever and send no row of the new one.
+    """
     path = Path(database_url.removeprefix("sqlite:///"))
     database.wait(0)
     path.rename(path.with_suffix(".old"))
@@ -401,7 +404,7 @@ def test_locked_sqlite_file_is_unavailable(
     monkeypatch.setattr(drivers, "TIMEOUT", 0.2)
     database.close()
     with contextlib.closing(database_server.connect(database_url)) as application:
-        outbox.send(application, "orders", b"x")  # the write lock is held now
+        outbox.send(application, "orders", b"x")  # from now on, this sender holds the write lock
         with pytest.raises(DatabaseUnavailableError, match="locked") as unavailable:
             database.delete([OutboxRow(1, "0" * 32)])
         assert not isinstance(unavailable.value, DatabaseResponseError)

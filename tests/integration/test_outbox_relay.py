@@ -1,4 +1,4 @@
-"""The relay on each real database: each committed row is sent once, despite obstacles."""
+"""A relay on each real database sends each committed row once, despite obstacles."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sender = Outbox(settings=config.Settings())
 
 
 class Shop:
-    """One outbox on one database, and topics on the shared server."""
+    """An outbox on one database, and topics on the shared server."""
 
     def __init__(self, server: Server, store: Store, database: Database, application: Any) -> None:
         self.server = server
@@ -55,7 +55,7 @@ class Shop:
     def relay(
         self, settings: config.Settings | None = None, name: str = NAME, **options: Any
     ) -> Relay:
-        """Make a relay with its own connections."""
+        """Make a relay that has its own connections."""
         link = connect_redis(self.server.settings, timeout=5.0, name="test:relay")
         made = Relay(
             config.OutboxSettings(name, "", **{"poll": 0.05, **options}),
@@ -72,7 +72,7 @@ class Shop:
         assert self.relay(**options).run(burst=True) == 0
 
     def entries(self, topic: str = "orders") -> list[dict[bytes, bytes]]:
-        """Return the entries of all partitions, one partition after the other."""
+        """Return the entries of all partitions, one partition after another."""
         count = topics.partition_count(self.store, topic) or 0
         found = []
         for number in range(count):
@@ -170,7 +170,7 @@ def test_relay_marks_unsendable_rows_dead(shop: Shop) -> None:
 
 
 def publish_row(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow:
-    """Publish a row, by default the oldest, as a relay that exits before it deletes it."""
+    """Publish a row (the oldest by default), like a relay that exits before it deletes the row."""
     row = row or shop.database.oldest(1)[0]
     keys, meta = shop.store.keys, shop.store.keys.meta("orders")
     count = topics.partition_count(shop.store, "orders") or 0
@@ -202,7 +202,10 @@ def test_rows_of_a_killed_relay_are_sent_once_to_a_grown_topic(shop: Shop) -> No
 
 
 def test_recorded_row_is_deleted_even_if_not_the_oldest(shop: Shop) -> None:
-    """The next batch replaces its record, which is the only proof that it was sent."""
+    """A recorded row is deleted even if it is not the oldest.
+
+    The next batch replaces its record, which is the only proof that it was sent.
+    """
     shop.topic(partitions=1)
     shop.send(b"2", b"3")
     row = publish_row(shop, 5)
@@ -218,7 +221,10 @@ def test_recorded_row_is_deleted_even_if_not_the_oldest(shop: Shop) -> None:
 def test_relay_rereads_rows_read_before_the_fence(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier relay sends and deletes both rows between the read and the fence."""
+    """The relay reads its rows again if they are older than its fence.
+
+    Here, an earlier relay sends and deletes both rows between the read and the fence.
+    """
     shop.topic(partitions=1)
     shop.send(b"1", b"2")
     oldest, reads = shop.database.oldest, []
@@ -282,7 +288,7 @@ def test_publish_with_a_lost_reply_raises_the_epoch(
     monkeypatch.setattr(Connection, "run_each", lost)
     assert relay.run(burst=True) == 0
     assert shop.payloads() == [b"1", b"2", b"3"]
-    # The lost call arrives late, after another relay or the same one has fenced its epoch.
+    # The lost call arrives late, after another relay or the same one has already fenced its epoch.
     assert shop.store.run(calls[0]).word == "FENCED"
     assert store is not shop.store
 
@@ -352,7 +358,7 @@ TEXT_KEYS = {
 
 
 def test_relay_waits_at_a_table_with_other_ids(shop: Shop) -> None:
-    """The relay does not exit, and it sends no row that it cannot delete."""
+    """The relay waits without exiting, and sends no row that it could not delete."""
     shop.topic()
     for statement in (*shop.database.table.drop(), *shop.database.table.create()):
         shop.database.run(statement.replace(*TEXT_KEYS[shop.database.dialect]))
@@ -360,7 +366,7 @@ def test_relay_waits_at_a_table_with_other_ids(shop: Shop) -> None:
     relay = shop.relay(lease_ttl=1)
     relay._turn()
     relay._keep_at = 0.0
-    assert relay._turn() > 0.1  # seconds until the next try
+    assert relay._turn() > 0.1  # at least 0.1 s until the next try
     view = shop.view()
     assert (view.relayed, view.cause) == (True, "refused")
     assert "table streamqd_outbox is not a valid outbox table (id " in view.error
@@ -402,7 +408,10 @@ def test_burst_exits_if_another_relay_is_stuck(shop: Shop, monkeypatch: pytest.M
 
 
 def test_second_row_with_the_same_uid_is_marked_dead(shop: Shop) -> None:
-    """Tables that were not made by `outbox create` may lack the unique index."""
+    """The second row is marked as dead.
+
+    A table that was not made by `outbox create` may lack the unique index.
+    """
     shop.topic(partitions=1)
     for statement in (*shop.database.table.drop(), *shop.database.table.create()):
         shop.database.run(statement.replace(" NOT NULL UNIQUE", " NOT NULL"))
@@ -444,7 +453,7 @@ def test_two_outboxes_of_one_table_use_one_relay(shop: Shop) -> None:
 
 
 def test_two_outboxes_started_together_both_yield(shop: Shop) -> None:
-    """Each one publishes its table before it looks for the other one."""
+    """Each relay publishes its table before it looks for the other one, so each finds the other."""
     shop.topic(partitions=1)
     shop.send(b"1")
     first, second = shop.relay(lease_ttl=60), shop.relay(name="copy", lease_ttl=60)
@@ -480,7 +489,7 @@ def test_rows_are_deleted_after_a_replica_has_them(
         relay = shop.relay(wait_replicas=1)
         for _ in range(2):
             relay._turn()
-        assert shop.payloads() == [b"1", b"2"]  # written, and not deleted
+        assert shop.payloads() == [b"1", b"2"]  # the rows are written, but not deleted
         assert shop.database.backlog(10)[0] == 2
         assert relay._figures.obstacle is not None
         assert "0 of 1 replicas have the last rows" in relay._figures.obstacle.error
@@ -495,7 +504,10 @@ def test_rows_are_deleted_after_a_replica_has_them(
 
 
 def test_database_crash_restores_no_sent_row(server: Server, store: Store) -> None:
-    """With synchronous_commit = off, rows of three batches return, but one batch is recorded."""
+    """No row is sent again.
+
+    With synchronous_commit = off, the rows of three batches return, but only one batch is recorded.
+    """
     started: Any = servers.require(databases.start, "postgresql")
     with contextlib.ExitStack() as stack:
         stack.callback(started.close)
@@ -512,8 +524,8 @@ def test_database_crash_restores_no_sent_row(server: Server, store: Store) -> No
         [(writer,)] = owner.execute(
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
         ).fetchall()
-        owner.execute("CHECKPOINT")  # the rows are on the disk
-        os.kill(writer, signal.SIGSTOP)  # other writes stay in memory
+        owner.execute("CHECKPOINT")  # the rows are on disk now
+        os.kill(writer, signal.SIGSTOP)  # all other writes stay in memory
         shop.burst(batch=1)
         started.kill()
         started.start()
@@ -530,7 +542,7 @@ def test_replaced_relay_sends_nothing_after_a_takeover(shop: Shop) -> None:
     second._turn()
     assert (first._epoch > 0, second._epoch) == (True, 0)
     shop.send(b"2")
-    shop.store.execute("DEL", shop.store.keys.outbox_lease(NAME))  # the lease expires
+    shop.store.execute("DEL", shop.store.keys.outbox_lease(NAME))  # as if the lease had expired
     for _ in range(4):
         second._turn()
     assert second._epoch > first._epoch > 0

@@ -1,4 +1,4 @@
-"""The sender in a transaction of each kind of connection: both commit, or neither does."""
+"""The sender joins the transaction of each kind of connection: both commit, or neither does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENGINES = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """An empty outbox, opened as the relay does."""
+    """An empty outbox, opened in the same way as by the relay."""
     with connect(database_url) as made:
         create(made)
         yield made
@@ -40,14 +40,14 @@ def database(database_url: str) -> Iterator[Database]:
 def application(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> Iterator[Any]:
-    """A connection of the driver itself, outside autocommit."""
+    """A connection of the driver itself, not in autocommit mode."""
     with contextlib.closing(database_server.connect(database_url)) as made:
         yield made
 
 
 @pytest.fixture
 def engine(database: Database, database_url: str) -> Iterator[Callable[..., sqlalchemy.Engine]]:
-    """Return an engine of SQLAlchemy for the database of this test."""
+    """An SQLAlchemy engine for the database of this test."""
     made: list[sqlalchemy.Engine] = []
 
     def make(**options: Any) -> sqlalchemy.Engine:
@@ -174,7 +174,7 @@ def test_send_async_accepts_a_psycopg_connection(database: Database, database_ur
 def test_commit_interrupts_the_wait_of_the_relay(application: Any, database: Database) -> None:
     outbox.send(application, "orders", b"x")
     application.commit()
-    database.wait(60)  # the notification arrived before the wait
+    database.wait(60)  # the notification had already arrived before the wait
     assert payloads(database) == [b"x"]
 
 
@@ -201,7 +201,7 @@ def test_sqlalchemy_session_commits_and_rolls_back(
     with orm.Session(engine()) as session:
         outbox.send(session, "orders", b"kept\x00\xff", key=b"\xfe", headers={"a": "é"})
         with contextlib.suppress(ZeroDivisionError), session.begin_nested():
-            if database.dialect != "sqlite":  # needs the recipe of the next test
+            if database.dialect != "sqlite":  # SQLite needs the recipe of the next test
                 outbox.send(session, "orders", b"lost")
             raise ZeroDivisionError
         session.commit()

@@ -1,4 +1,4 @@
-"""A message of an outbox carries the context of its send in its headers."""
+"""A message that is sent through an outbox carries its send's trace context in its headers."""
 
 from __future__ import annotations
 

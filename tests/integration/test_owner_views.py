@@ -1,4 +1,4 @@
-"""Views of assignment owners: their content, and their minimal number of commands."""
+"""Views of assignment owners have the right content, and take as few commands as possible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER = ASSIGNMENT._replace(partition=ASSIGNMENT.partition + 1)
 
 
 class Watching:
-    """An instance that observes two units, and the commands of its last observation."""
+    """An instance that observes two assignments, and the commands that its last look sent."""
 
     def __init__(self, link: Connection, keys: Keys) -> None:
         self._link = link
@@ -69,7 +69,7 @@ def test_owner_view_detects_every_change_of_owner(link: Connection, keys: Keys) 
     after = watching.look()[ASSIGNMENT]
     assert after.token == "t2"
     assert after.epoch > before.epoch
-    link.execute("DEL", keys.lease(*ASSIGNMENT))  # as at its exit
+    link.execute("DEL", keys.lease(*ASSIGNMENT))  # as the owner does when it exits
     ended = watching.look()[ASSIGNMENT]
     assert (ended.token, ended.epoch, ended.ttl) == ("t2", after.epoch, None)
     link.run(leases.acquire(keys, Lease(ASSIGNMENT, "t3", after.epoch), TTL, "web-3", ""))

@@ -1,4 +1,4 @@
-"""No reply of a listing grows with the bodies, and no listing asks for a long page."""
+"""Replies of a listing do not grow with the size of bodies, and no listing asks for a long page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 300
 
 @dataclass(frozen=True)
 class Watched(Store):
-    """A store that records the rows and bytes of each page of entries."""
+    """A store that records how many rows and bytes each page of entries had."""
 
     pages: list[tuple[int, int]] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ def read_forwards_ids(store: Watched) -> list[str]:
 
 @pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed: Any) -> None:
-    """Each page has at most one body beyond BYTES_MAX, and no entry is skipped."""
+    """A page of large entries exceeds BYTES_MAX by at most one body, and no entry is skipped."""
     store = fill_stream(link, [LARGE] * 50)
     assert listed(store) == [f"{number}-0" for number in range(1, 51)]
     assert [count for count, _ in store.pages] == [4] * 12 + [2]
@@ -65,7 +65,7 @@ def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed:
 
 @pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) -> None:
-    """Small entries are bounded by rows."""
+    """The size of a page with small entries is limited by its number of rows."""
     store = fill_stream(link, [10] * COUNT)
     assert listed(store) == [f"{number}-0" for number in range(1, COUNT + 1)]
     assert [count for count, _ in store.pages] == [PAGE_MAX] * 4 + [COUNT - 4 * PAGE_MAX]
@@ -73,7 +73,7 @@ def test_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) 
 
 @pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_page_exceeds_the_byte_bound_by_at_most_one_body(link: Connection, listed: Any) -> None:
-    """This holds even if earlier small entries suggest a page of 64 entries."""
+    """This is true even if the small entries before it suggest a page of 64 entries."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = fill_stream(link, sizes)
     assert len(listed(store)) == len(sizes)
@@ -83,7 +83,7 @@ def test_page_exceeds_the_byte_bound_by_at_most_one_body(link: Connection, liste
 
 @pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_paging_stops_at_the_last_possible_id(link: Connection, listed: Any) -> None:
-    """No id can follow the last one, and the server rejects a range after it."""
+    """Paging stops at the last possible ID, because the server rejects a range after it."""
     store = fill_stream(link, [10])
     link.execute("XADD", STREAM, LAST_ID, "payload", "x")
     assert listed(store) == ["1-0", LAST_ID.decode()]

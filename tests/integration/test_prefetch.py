@@ -1,4 +1,4 @@
-"""The messages that a worker holds besides the running one, and their next owner."""
+"""A worker holds a limited number of messages, and hands over those that have not started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.support.life import Life
 def test_slow_handler_limits_prefetched_messages(
     harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every run counts as long here, and no other worker could start a held message."""
+    """A slow handler's worker fetches fewer messages, as no other worker could start them.
+
+    In this test, every run counts as slow.
+    """
     monkeypatch.setattr(prefetch, "WORK_IN_FLIGHT_NS", 1)
     for number in range(1, 13):
         harness.add(f"{number}-0")
@@ -30,7 +33,11 @@ def test_slow_handler_limits_prefetched_messages(
 def test_read_with_acknowledgments_fetches_nothing_extra(
     harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every run counts as long here, and every finished message as overdue for its settlement."""
+    """A read that carries acknowledgments fetches no more than needed.
+
+    In this test, every run counts as slow, and every finished message as overdue for its
+    acknowledgment.
+    """
     monkeypatch.setattr(prefetch, "WORK_IN_FLIGHT_NS", 1)
     monkeypatch.setattr(concurrent, "WORK_IN_FLIGHT_NS", 1)
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
@@ -41,7 +48,7 @@ def test_read_with_acknowledgments_fetches_nothing_extra(
 
     def work(message: Message) -> None:
         if message.id in ("1-0", "2-0", "3-0"):
-            last.wait(5)  # so that runs finish one at a time
+            last.wait(5)  # so that the runs finish one at a time
             return
         in_flight.append(slot.unfinished)
         if len(in_flight) == 57:
@@ -56,7 +63,7 @@ def test_read_with_acknowledgments_fetches_nothing_extra(
 def test_next_owner_gets_unstarted_messages_immediately(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
-    """When the partition moves, a slow message does not hold other messages of its read."""
+    """When the partition moves, a slow message does not hold back others of its read."""
     for number in range(1, 5):
         harness.add(f"{number}-0")
     runs: list[tuple[str, str, int]] = []
@@ -64,7 +71,7 @@ def test_next_owner_gets_unstarted_messages_immediately(
     def slow(message: Message) -> None:
         assert slot.in_flight == 4
         runs.append(("t1", message.id, message.attempt))
-        life.stop()  # the partition moves while the first message runs
+        life.stop()  # as if the partition were moved during the first run
 
     assert life.run(life.worker("t1"), slow) == ExitCode.STOPPED
     assert slot.counter("released") == 3

@@ -1,4 +1,4 @@
-"""The producer with a real server: its entries, their partitions, and lost answers."""
+"""A producer on a real server: its entries, their partitions, and lost answers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_entry_has_only_payload_key_and_headers(producer, link, keys):
 
 
 def test_send_returns_the_uid_of_the_message(server, link, keys):
-    """`send` and `send_many` return `topic/partition/id`, never the same value twice."""
+    """`send` and `send_many` return `topic/partition/id`, and never return the same value twice."""
     create(link, keys, "access", 4)
     with Producer(server.url) as producer:
         one = producer.send("access", b"x", key="k")
@@ -234,7 +234,10 @@ def test_first_send_registers_the_partition_count(server, store: Store):
 
 @pytest.mark.parametrize("delay", [None, 60.0])
 def test_send_watches_no_key(producer, link, delay):
-    """The script that writes compares the count itself, so nothing is kept between sends."""
+    """A send watches no key, because the script that writes compares the partition count itself.
+
+    Nothing is kept between two sends.
+    """
     link.execute("CONFIG", "RESETSTAT")
 
     producer.send("access", b"x", delay=delay)
@@ -367,7 +370,7 @@ def test_dedup_id_repeats_a_lost_send_without_a_duplicate(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
         trigger = proxy.arm(Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA"))
-        # On a fresh server the first answer is NOSCRIPT. It only matters that it is lost.
+        # On a fresh server, the first answer is NOSCRIPT. It matters only that this answer is lost.
         sent = producer.send("access", b"second", dedup_id="2")
         assert trigger.hit
         assert producer.send("access", b"second", dedup_id="2") == sent
@@ -542,7 +545,10 @@ def test_send_many_reports_written_ids_with_full_memory(producer, link, keys):
 def test_chunk_is_repeated_only_if_it_was_refused_whole(
     producer, link, keys, monkeypatch, first, tries, ids
 ):
-    """A cluster that moves slots refuses a part of a pipeline for a time."""
+    """A chunk is repeated only if all of it was refused.
+
+    A cluster that is moving slots may refuse a part of a pipeline for some time.
+    """
     create(link, keys, "access", 2)
     answers = [first, [[b"OK", [b"3-0"]], [b"OK", [b"4-0"]]]]
 
@@ -584,7 +590,10 @@ def test_send_chunks_schedules_many_messages(producer, link, keys):
 
 @pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["python", "c"])
 def test_producer_reconnects_in_a_forked_child(producer, link, keys, fork):
-    """This includes uWSGI, which forks in C and by default runs no fork hook of Python."""
+    """The producer reconnects even in a child of uWSGI.
+
+    It forks in C, and by default runs no fork hook of Python.
+    """
     producer.send("access", b"parent")
     pid = fork()
     if pid == 0:
@@ -620,7 +629,7 @@ def test_producer_reads_the_environment_without_arguments(
 def test_producer_reads_the_default_configuration_file(
     server, store: Store, monkeypatch, tmp_path, kind
 ):
-    """The producer connects to the same Redis as the command line."""
+    """The producer connects to the same Redis as the command line does."""
     (tmp_path / "streamq.toml").write_text(
         f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 3\n'
     )
@@ -638,7 +647,7 @@ def test_producer_reads_the_default_configuration_file(
 def test_explicit_configuration_file_overrides_the_default(
     server, store: Store, monkeypatch, tmp_path
 ):
-    """The precedence is the same as on the command line."""
+    """An explicit file overrides the default one, just as on the command line."""
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
     named = tmp_path / "named.toml"
     named.write_text(f'[redis]\nurl = "{server.url}"\n')

@@ -1,4 +1,4 @@
-"""`send_many` prepares the next chunk while Redis executes one: failures in between."""
+"""`send_many` prepares a chunk while Redis executes the previous one, even if something fails."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.support.proxy import Fault
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
-CHUNK = 512  # messages of a transaction
-UNDER_WAY = CHUNK + 88  # while this item is made, the first chunk is unanswered
+CHUNK = 512  # messages in one transaction
+UNDER_WAY = CHUNK + 88  # when this item is made, the first chunk has no answer yet
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def producer(server: Server, link: Connection) -> Iterator[Producer]:
 
 
 def yield_numbers(count: int, step: Callable[[], object], at: int = UNDER_WAY) -> Iterator[bytes]:
-    """Yield items, with an action before one item."""
+    """Yield items, and take an action just before one of them."""
     for number in range(count):
         if number == at:
             step()
@@ -57,7 +57,7 @@ def stream_ids(
 
 
 def assert_in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "access") -> None:
-    """Assert that each answer belongs to its own request."""
+    """Check that each answer belongs to its own request."""
     for text in (b"one", b"two"):
         sent = producer.send(topic, text)
         [[_, fields]] = link.execute("XRANGE", keys.stream(topic, 0), sent.id, sent.id)
@@ -129,7 +129,7 @@ def test_lost_reply_stops_the_following_chunks(proxy, link, keys, fault, chunk):
             producer.send_many("access", (b"%d" % n for n in range(2000)))
         assert_in_step(producer, link, keys)
 
-    written = chunk * CHUNK  # each fault lets the server execute
+    written = chunk * CHUNK  # the server executes the commands in spite of each fault
     assert caught.value.unknown == CHUNK
     assert caught.value.ids == stream_ids(link, keys)[1 : 1 + written - CHUNK]
     assert payloads(link, keys)[1 : 1 + written] == make_texts(written)
@@ -274,7 +274,7 @@ def test_reply_lost_in_a_nested_send_is_lost_for_the_outer_one(proxy, link, keys
 
 
 class Interruption(BaseException):
-    """An exception like KeyboardInterrupt."""
+    """An exception that derives from BaseException, like KeyboardInterrupt."""
 
 
 def test_abandoned_reply_is_not_read_on_a_new_connection(proxy, link, keys):
@@ -283,7 +283,7 @@ def test_abandoned_reply_is_not_read_on_a_new_connection(proxy, link, keys):
             frame = frame.f_back
         if frame is not None:
             raise Interruption
-        signal.setitimer(signal.ITIMER_REAL, 0.02)  # the producer is not waiting yet
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # at this time, the producer is not waiting yet
 
     def swallow_it() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
@@ -317,7 +317,7 @@ def test_chunk_made_before_a_growth_is_routed_again(server, link, store: Store, 
     def choose(key: bytes | None, count: int) -> int:
         nonlocal routed
         routed += 1
-        if routed == 2 * CHUNK:  # the last one of the second chunk, before that is sent
+        if routed == 2 * CHUNK:  # the last message of the second chunk, which has not been sent yet
             wait_until(
                 lambda: sum(len(payloads(link, keys, partition=n)) for n in range(2)) == CHUNK,
                 what="the first chunk is written",
@@ -404,4 +404,4 @@ def test_refused_message_chooses_its_partition_once(server, link, store: Store, 
         for text in (b"first", b"third")
     )
     assert asked == [None, None]
-    assert third == (first + 2) % 4  # the refused one took one turn
+    assert third == (first + 2) % 4  # the send that was refused took one turn

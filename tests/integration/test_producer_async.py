@@ -1,4 +1,4 @@
-"""The asynchronous producer against a real server: many tasks, lost answers, canceled sends."""
+"""An asynchronous producer on a real server: many tasks, lost answers and canceled sends."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_async_canceled_send_does_not_affect_others(server, link, keys, gate):
     assert canceled
     assert trouble == []
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
-    # A send in progress is still written, which the cancellation does not show.
+    # A send that is already in progress is still written, although the caller sees it as canceled.
     assert [fields[1] for _, fields in found] == [b"begun", b"behind", b"later"]
     assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][1:] == ids
 
@@ -220,7 +220,7 @@ def test_async_producer_survives_a_closed_loop(server, link, keys, gate):
 
 
 def sends_of_a_child(producer: AsyncProducer) -> None:
-    """Send more than fits at a time from the child's own loop."""
+    """Send more than fits at a time, from the child's own event loop."""
 
     async def work() -> None:
         sends = (producer.send("access", b"child") for _ in range(5))
@@ -254,7 +254,8 @@ def test_fork_during_waiting_async_sends_blocks_no_child(server, link, keys, gat
     async def work() -> None:
         async with AsyncProducer(server.url, partitioner=choose, max_messages=1) as producer:
             sends = [asyncio.create_task(producer.send("access", b"parent")) for _ in range(3)]
-            # The first is being written, the second blocks the queue, the third waits in it.
+            # The first message is being written, the second one blocks the queue, and the third one
+            # waits in it.
             await asyncio.to_thread(gate.reached.wait, 10)
             run_in_child(lambda: sends_of_a_child(producer))
             gate.opened.set()

@@ -1,4 +1,4 @@
-"""Producers with a writing thread, and a full partition."""
+"""Producers that have a writing thread wait for room in a full partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tests.support.waiting import wait_until
 
 
 def crowd(link: Connection, keys: Keys, url: str) -> None:
-    """Create a topic of two partitions with a group. The first is full for max_backlog=1."""
+    """Create a topic of two partitions with a group.
+
+    Its first partition is full if max_backlog is 1.
+    """
     topics.create(Store(link, keys), "access", topics.Topic(partitions=2))
     link.execute("XGROUP", "CREATE", keys.stream("access", 0), "g", "0", "MKSTREAM")
     with Producer(url) as producer:
@@ -81,7 +84,7 @@ def test_growth_keeps_the_order_of_waiting_messages(server, link, keys):
         assert producer.send("other", b"x").result(10)
         link.run(growth.begin(keys, "access", 2, 4, "t1"))
         link.run(growth.switch(keys, "access", "t1", range(2, 4)))
-        assert producer.send("another", b"x").result(10)  # now it knows the new count
+        assert producer.send("another", b"x").result(10)  # now the producer knows the new count
         behind = producer.send("access", b"2", key="k")
         assert waiting.result(10)
         assert not behind.done()
@@ -91,7 +94,7 @@ def test_growth_keeps_the_order_of_waiting_messages(server, link, keys):
 
 
 def moving(_key: bytes | None, partitions: int) -> int:
-    """Return a key that moves from the full partition to a new one when the topic grows."""
+    """Return a partition that changes from the full one to a new one when the topic grows."""
     return partitions - 2
 
 
@@ -116,7 +119,7 @@ def test_tasks_wait_only_for_their_own_partition(server, link, keys):
 
 
 def test_check_for_room_is_linear_in_waiting_messages(server, link, keys, monkeypatch):
-    """A check does not compare 300 waiting sends of one partition with one another."""
+    """A check is linear. It does not compare 300 waiting sends of a partition with one another."""
     crowd(link, keys, server.url)
     compared, tried = [0], [0]
     full_partitions, write = Chunk.full_partitions, Sender._write

@@ -1,4 +1,4 @@
-"""The buffered producer against a real server: batches, receipts, a full buffer, forks, closing."""
+"""A buffered producer on a real server: batches, receipts, a full buffer, forks and closing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from streamqd.store.store import Store
 from tests.support.proxy import Fault
 from tests.support.waiting import wait_until
 
-NEVER = 3600.0  # seconds to linger, too long to cause a write
+NEVER = 3600.0  # seconds to linger; so long that lingering never causes a write
 
 
 def payloads(
@@ -49,7 +49,7 @@ def transactions(link: Connection) -> int:
 
 
 class Gate:
-    """A partitioner that blocks the writing thread until a test opens it."""
+    """A partitioner that blocks the writing thread until the test opens it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -192,7 +192,7 @@ def test_lost_reply_affects_only_its_buffered_batch(proxy, link, keys):
 
     assert [type(each.exception(0)) for each in lost] == [OutcomeUnknownError] * 3
     assert good.result(0)
-    # No message was sent a second time.
+    # No message has been sent twice.
     assert payloads(link, keys) == [b"warm", b"0", b"1", b"2", b"good"]
 
 
@@ -293,7 +293,7 @@ def test_full_buffer_raises_or_blocks(server, link, keys, gate, limits):
 
 
 def test_buffered_send_waits_for_room(server, link, keys):
-    # It would linger forever. A send that waits for room triggers the write.
+    # The message would linger forever, so only a send that waits for room can trigger the write.
     with BufferedProducer(server.url, linger=NEVER, max_messages=3, block="1m") as producer:
         for n in range(10):
             producer.send("access", b"%d" % n)
@@ -350,7 +350,7 @@ def test_program_exit_flushes_the_buffer(server, link, keys):
 
 
 def run_in_child(work: Callable[[], None]) -> None:
-    """Run a function in a forked child. An exception there fails the test."""
+    """Run a function in a forked child. If it raises an exception, the test fails."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -376,7 +376,7 @@ def test_forked_child_discards_the_parents_buffer(server, link, keys, caplog, tm
             assert producer.flush(10)
             assert own.result(0)
 
-        # Another thread of the parent may be about to write the receipt.
+        # A thread of the parent may be about to write this receipt.
         with caplog.at_level(logging.WARNING, "streamqd.producer"), receipt._lock:
             run_in_child(child)
         assert "1 messages that were not written yet belong to the parent" in said.read_text()

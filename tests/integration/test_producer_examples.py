@@ -1,4 +1,4 @@
-"""The examples of producers: each is run, and the page shows the same code."""
+"""Each example of a producer runs, and is the same code as on the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages with an expiry: a worker acknowledges expired messages without a run."""
+"""A worker acknowledges an expired message without running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FUTURE = datetime.now(UTC) + timedelta(hours=1)
 
 
 def handle_until_last(life: Life, **consumer: Any) -> list[bytes]:
-    """Run a worker until it has handled the message `last`, and return the handled messages."""
+    """Run a worker until it has handled the message `last`. Return the handled messages."""
     seen: list[bytes] = []
 
     def work(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Options of a producer on a real server: partitioners, instants and `max_backlog`."""
+"""A producer on a real server supports partitioners, instants and `max_backlog`."""
 
 from __future__ import annotations
 

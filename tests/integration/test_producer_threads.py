@@ -1,4 +1,4 @@
-"""One producer in several threads, and the time limit of a whole send."""
+"""Several threads can share a producer, and a send as a whole has a time limit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import seconds_unscheduled, wait_until
 
 THREADS, SENDS = 8, 60
-LIMIT = 1.0  # seconds of a send to a server that does not answer
-HUNG = 0.8  # seconds of tolerance for a busy machine
+LIMIT = 1.0  # seconds that a send may take if the server does not answer
+HUNG = 0.8  # additional seconds for a busy machine
 
 
 def payloads(link: Connection, keys: Keys, topic: str, partitions: int = 2) -> list[bytes]:
@@ -44,7 +44,10 @@ def payloads(link: Connection, keys: Keys, topic: str, partitions: int = 2) -> l
 def test_threads_sharing_a_producer_write_messages_once(
     server: Server, link: Connection, keys: Keys, store: Store
 ) -> None:
-    """A pool of threads sends in every way with one producer, and no send fails."""
+    """Several threads send in every way with the same producer.
+
+    No send fails, and each message is written once.
+    """
     names = [f"t{number}" for number in range(10)]
     for name in names:
         topics.create(store, name, config.Topic(partitions=2))
@@ -82,7 +85,7 @@ def test_threads_sharing_a_producer_write_messages_once(
 def test_send_in_a_signal_handler_is_refused_during_a_send(
     proxy: FaultProxy, link: Connection, keys: Keys
 ) -> None:
-    """A signal handler that sends during a send of its thread gets an error."""
+    """If a signal handler sends during a send of the same thread, it gets an error."""
     refused: list[str] = []
 
     def on_signal(*_: object) -> None:
@@ -118,7 +121,7 @@ def test_send_in_a_signal_handler_is_refused_during_a_send(
 
 
 def is_lock_free(producer: Producer) -> bool:
-    """Take and release the lock of a producer if it is free."""
+    """Return True if the producer's lock is free. Takes and releases it."""
     lock = producer._sender._lock
     if free := lock.acquire(blocking=False):
         lock.release()
@@ -128,7 +131,7 @@ def is_lock_free(producer: Producer) -> bool:
 def test_fork_during_a_send_gives_the_child_a_free_lock(
     fresh_server: ProcessServer,
 ) -> None:
-    """A child forked during another thread's send can send."""
+    """A child that is forked while another thread is sending can send as well."""
     producer = Producer(fresh_server.url, timeout=20)
     producer.send("access", "warm")
     fresh_server.pause()
@@ -152,7 +155,7 @@ def test_fork_during_a_send_gives_the_child_a_free_lock(
 
 
 def measure_failure(send: Callable[[], object]) -> float:
-    """Return the seconds until a send fails without an answer, without waits for a CPU."""
+    """Return the seconds until a send fails for lack of an answer, minus the waits for a CPU."""
     started = time.monotonic() - seconds_unscheduled()
     with pytest.raises(RedisUnavailableError):
         send()
@@ -162,8 +165,8 @@ def measure_failure(send: Callable[[], object]) -> float:
 def shortest_failure(send: Callable[[], object]) -> float:
     """Return the seconds of the shortest of up to three failing sends, or of the first in time.
 
-    A busy host can also delay a process that waits for no CPU. A send that repeats its wait takes
-    twice the limit each time.
+    A busy host can delay a process even if it does not wait for a CPU. A send that wrongly repeats
+    its wait takes twice the limit every time, so the shortest time is enough.
     """
     shortest = math.inf
     for _ in range(3):
@@ -180,7 +183,10 @@ def shortest_failure(send: Callable[[], object]) -> float:
 def test_send_to_a_hung_server_fails_within_its_timeout(
     fresh_server: ProcessServer, options: dict[str, object], *, warm: bool
 ) -> None:
-    """`timeout` bounds a send with all its repetitions, even the first send to a topic."""
+    """A send fails within `timeout`, including all its repetitions.
+
+    This is true even for the first send to a topic.
+    """
     with Producer(fresh_server.url, timeout=LIMIT) as producer:
         if warm:
             producer.send("access", "warm")
@@ -197,7 +203,7 @@ def test_send_to_a_hung_server_fails_within_its_timeout(
 def test_threads_return_within_the_timeout_if_the_server_hangs(
     fresh_server: ProcessServer,
 ) -> None:
-    """The wait for other threads of the producer counts toward the timeout."""
+    """Waiting for other threads that use the same producer counts toward the timeout."""
     with Producer(fresh_server.url, timeout=LIMIT) as producer:
         producer.send("access", "warm")
         fresh_server.pause()
@@ -237,7 +243,7 @@ def test_async_sends_return_within_the_timeout_if_it_hangs(
 def test_every_kind_of_producer_cancels_a_delayed_send(
     server: Server, link: Connection, keys: Keys
 ) -> None:
-    """A buffered and an asynchronous producer cancel by the uid, too."""
+    """Buffered and asynchronous producers can also cancel a delayed send by its uid."""
     with BufferedProducer(server.url) as producer:
         uid = producer.send("access", "x", delay=3600).result(10)
         assert producer.cancel(uid)

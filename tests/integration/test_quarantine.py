@@ -1,4 +1,4 @@
-"""Turns and marks of the quarantine: their owners, and their release while no message runs."""
+"""Turns and marks of the quarantine have one owner, and are released while no message runs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ NO_MESSAGE = b"m:0-0"
 
 
 def handle_batch(messages: list[Message]) -> None:
-    """A batch handler that does the same as `handle` of a life."""
+    """A batch handler that does the same as a life's `handle`."""
     for message in messages:
         lives.handle(message)
 
 
 @pytest.fixture
 def harness(harness: Harness) -> Harness:
-    """Return an assignment of t1, whose former owner was lost and had fetched three messages."""
+    """An assignment of t1. Its former owner was lost after it had fetched three messages."""
     for number in (1, 2, 3):
         harness.add(f"{number}-0", "payload", "x", "key", "k")
     harness.fetch(3)
@@ -58,28 +58,28 @@ def harness(harness: Harness) -> Harness:
 
 
 def make_suspecting_worker(harness: Harness, life: Life, **consumer: Any) -> WorkerLoop:
-    """Make a worker that inherits the suspects of a lost round and runs each one alone."""
+    """Make a worker that inherits the suspects of a lost round and runs each of them alone."""
     harness.do("HSET", harness.fence, "accused", "m:1-0 m:2-0 m:3-0")
     return life.worker("t1", **consumer)
 
 
 @pytest.fixture
 def read_mark(harness: Harness, life: Life) -> Iterator[Callable[[], bytes]]:
-    """Read the mark from one thread other than the test's."""
+    """Read the mark, always from the same thread, which is not the test's."""
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield lambda: bytes(other.execute("HGET", harness.fence, "mark") or b"")
     other.close()
 
 
 class Turns:
-    """The turns of a life's instance, as another worker sees them."""
+    """The turns of a life's instance, from the view of another worker."""
 
     def __init__(self, life: Life) -> None:
         daemon = life.settings.daemon
         self.path = daemon.state_dir / f"{daemon.instance}.quarantine"
 
     def free(self, wanted: int = fcntl.LOCK_EX) -> bool:
-        """Return True if such a turn could start now."""
+        """Return True if a turn of this kind could start now."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(file, wanted | fcntl.LOCK_NB)
@@ -111,7 +111,10 @@ def turns(life: Life) -> Turns:
 def test_leaked_lock_descriptor_does_not_keep_the_turn(
     harness: Harness, life: Life, turns: Turns, kind: dict[str, Any]
 ):
-    """One leaks, for example, into a process forked without Python's fork hooks."""
+    """A copy of the lock's descriptor does not keep the turn.
+
+    Such a copy can leak, for example, into a process that is forked without Python's fork hooks.
+    """
     runs, copies = [], []
 
     def work(message: Message) -> None:
@@ -129,7 +132,7 @@ def test_leaked_lock_descriptor_does_not_keep_the_turn(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_forked_child_does_not_keep_the_turn(harness: Harness, life: Life, turns: Turns):
-    """The worker's exit releases the turn, even after a kill. The child does not keep it."""
+    """A worker's exit releases the turn, even after a kill. Its child does not keep the turn."""
     told, tell = os.pipe()
 
     def work(_message: Message) -> None:
@@ -151,7 +154,7 @@ def test_forked_child_does_not_keep_the_turn(harness: Harness, life: Life, turns
 def test_exiting_worker_releases_its_turn_before_on_stop(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
-    """The worker also has no turn in `on_stop`, which may take long."""
+    """The worker releases its turn before it calls `on_stop`, because that may take long."""
     worker = make_suspecting_worker(harness, life, max_messages=2, **kind)
     at_the_end: list[bool] = []
     true_wake, true_sleep = worker.channel.wake_supervisor, worker.channel.sleep
@@ -165,7 +168,7 @@ def test_exiting_worker_releases_its_turn_before_on_stop(
         true_wake()
 
     def sleep(seconds: float, unstarted: int = 0) -> None:
-        # The worker waits for its turn. It gets the turn, and then its mark is refused.
+        # The worker waits for its turn. Once it gets the turn, its mark is refused.
         if end == "fenced" and seconds:
             harness.do("HSET", harness.fence, "token", "t2")
             fcntl.flock(holder, fcntl.LOCK_UN)
@@ -221,7 +224,10 @@ def test_waiting_worker_has_no_mark_and_no_turn(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, read_mark: Callable[[], bytes],
     kind: dict[str, Any], held_by: str,
 ):  # fmt: skip
-    """A host lost during such a wait must not be charged to a message that never started."""
+    """A waiting worker has neither a mark nor a turn.
+
+    If the host is lost then, the loss must not be charged to a message that never started.
+    """
     is_held, settings = HOLDS[held_by]
     runs: list[str] = []
     seen: list[tuple[bytes, bool]] = []
@@ -292,7 +298,10 @@ def test_pause_after_a_mark_waits_for_the_run(
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Otherwise, the message would be a suspect during the pause and then run without a turn."""
+    """A pause that comes after a mark waits for the run.
+
+    Otherwise, the message would be a suspect during the pause and then run without a turn.
+    """
     shared: list[tuple[str, bool]] = []
     worker = make_suspecting_worker(harness, life, max_messages=3, **kind)
     true_begin = Quarantine.begin
@@ -324,7 +333,7 @@ def test_pause_after_a_mark_waits_for_the_run(
 def test_finished_held_message_loses_its_mark(
     harness: Harness, life: Life, turns: Turns, read_mark: Callable[[], bytes], kind: dict[str, Any]
 ):
-    """This holds even while its worker is full and still lists pending entries."""
+    """A message loses its mark even while its worker is full and is still listing entries."""
     harness.add("4-0", "payload", "x" * 10_000, "key", "another")
     harness.fetch(1)
     runs: list[tuple[str, bytes]] = []
@@ -364,7 +373,10 @@ def test_round_has_no_mark_and_turn_during_a_rate_wait(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, read_mark: Callable[[], bytes],
     kind: dict[str, Any], alone: str, started: list[str], first_mark: bytes,
 ):  # fmt: skip
-    """The rate has one start left, but the batch needs two."""
+    """A round that waits for the rate has no mark and no turn.
+
+    The rate has room for one start, but the batch needs two.
+    """
     if alone:
         harness.do("HSET", harness.fence, "accused", alone)
     runs: list[tuple[str, bytes]] = []
@@ -427,7 +439,7 @@ def test_held_member_has_no_mark_during_other_runs(
 def test_held_suspect_runs_alone_on_its_retry(
     harness: Harness, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
 ):
-    """This holds even if the last started entry is not a suspect."""
+    """A held suspect runs alone on its retry, even if the last started entry is not a suspect."""
     harness.do("HSET", keys.attempts(*harness.assignment), "m:1-0:c", "1")
     shared: list[tuple[str, bool]] = []
 
@@ -473,7 +485,10 @@ def test_worker_with_many_turns_yields_to_others(
 def test_missing_locks_are_logged_once_and_work_continues(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A network file system can lack a lock manager."""
+    """If locks are missing, the worker logs that once and continues.
+
+    A network file system, for example, may lack a lock manager.
+    """
 
     def flock(_file: int, _operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,4 +1,4 @@
-"""Registration at the start: a topic keeps its settings, and a mistyped name creates none."""
+"""At the start, a topic keeps its settings, and a mistyped name creates no topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention by the housekeeper on a real server: effective settings and counted losses."""
+"""The housekeeper applies the effective retention on a real server, and counts losses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_trimmer(
 
 
 def write(harness: Harness, count: int, *, first: int = 1, size: int = 1, read: int = 0) -> None:
-    """Write entries. The group reads and acknowledges the first ones."""
+    """Write entries. The group reads and acknowledges the first of them."""
     harness.groups()
     body = "x" * size
     harness.link.pipeline(
@@ -86,7 +86,7 @@ def test_shrink_keeps_entries_since_the_last_round(harness: Harness, view: Metri
     trimmer.run()
     assert length(harness) == 400
     for _ in range(2):
-        # As if the time had passed.
+        # as if that time had passed
         harness.do("HINCRBY", harness.trim, "shrunk", -60_000)
         trimmer.run()
         trimmer.run()
@@ -129,7 +129,10 @@ def test_trimmer_reports_the_group_that_holds_entries(harness: Harness, view: Me
 
 
 def test_retention_trims_a_topic_without_groups(harness: Harness, view: MetricsView) -> None:
-    """Its partitions have no owner, so each instance with the topic in its file trims it."""
+    """If a topic has no groups, its partitions have no owner.
+
+    Each instance that lists the topic in its file therefore trims it.
+    """
     for slot, _ in view.owned_slots():
         slot.owned = 0
     for number in range(3):
@@ -176,7 +179,7 @@ def test_trimmer_rereads_changed_settings(
 
 
 def test_trimmer_stops_while_settings_are_unreadable(harness: Harness, view: MetricsView) -> None:
-    """The unreadable settings may require an archive."""
+    """The trimmer stops as long as settings are unreadable, because they may require an archive."""
     registry.create(harness.store, "access", Topic())
     harness.do("HSET", harness.keys.meta("access"), "settings", "no JSON")
     write(harness, 300, read=300)
@@ -232,7 +235,10 @@ def test_retention_counts_and_logs_dropped_messages(
 
 
 def test_retention_drops_several_parts_in_one_turn(harness: Harness, view: MetricsView) -> None:
-    """A part of 512 KiB has six entries here. They are counted, and in one stream node."""
+    """One turn drops several parts.
+
+    A part of 512 KiB has six entries here, which are counted and share one stream node.
+    """
     harness.do("CONFIG", "SET", "stream-node-max-bytes", 0)
     try:
         write(harness, 30, size=100_000)
@@ -262,7 +268,10 @@ def test_retention_drops_nothing_by_default(harness: Harness, view: MetricsView)
 
 
 def test_retention_settles_drops_of_a_dead_housekeeper(harness: Harness, view: MetricsView) -> None:
-    """It died between dropping and settling entries. The next one settles and counts them."""
+    """The next housekeeper settles and counts entries that were dropped.
+
+    The first one died before it could settle them.
+    """
     write(harness, 300)
     harness.fetch(150)
     harness.do("XTRIM", harness.stream, "MINID", "=", "101-0")

@@ -1,4 +1,4 @@
-"""`trim` and `doctor stream` on a real server: effects, output and exit codes."""
+"""`trim` and `doctor stream` have the right effects, output and exit codes on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker of the Spark soak: it finds lost, duplicated and unknown rows."""
+"""The checker of the Spark soak test finds lost, duplicated and unknown rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIELDS = pa.map_(pa.string(), pa.binary())
 
 @pytest.fixture
 def client(link: Connection, server: Server) -> Iterator[redis.Redis]:
-    """Return a plain client of the server that `link` has emptied."""
+    """A plain client of the server, which `link` has emptied."""
     link.execute("PING")
     with redis.Redis.from_url(server.url) as made:
         yield made

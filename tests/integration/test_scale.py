@@ -1,4 +1,4 @@
-"""`streamqd scale` on a real server: the figures, and the endpoint for autoscalers."""
+"""`streamqd scale` on a real server prints the figures, and serves them to autoscalers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def scale(run: Run) -> Scale:
 
 
 def write(harness: Harness, number: int) -> None:
-    """Make the group of the harness, then write messages to its partition."""
+    """Create the harness's group, and then write messages to its partition."""
     harness.groups()
     for _ in range(number):
         harness.do("XADD", harness.stream, "*", "payload", "x")
 
 
 def add_due(harness: Harness, key: str, seconds: float, number: int = 1) -> None:
-    """Add `number` members to a sorted set, due in `seconds` (unix ms, Redis time)."""
+    """Add members to a sorted set, which are due in `seconds` (stored as unix ms, Redis time)."""
     for at in range(number):
         harness.do("ZADD", key, int(harness.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
 
@@ -88,7 +88,10 @@ def test_scale_counts_delivered_messages_until_finished(
 def test_scale_counts_work_before_its_due_time(
     harness_at: HarnessAt, keys: Keys, scale: Scale
 ) -> None:
-    """Instances are started ahead of a retry, a delayed send and a schedule."""
+    """`scale` counts retries, delayed sends and schedules ahead of time.
+
+    Instances are then running when they are due.
+    """
     harness = harness_at(0)
     write(harness, 0)
     assert scale()["total"]["wanted"] == 0
@@ -180,7 +183,7 @@ def test_scale_reports_an_unreadable_key(
 
 @contextlib.contextmanager
 def serve_scale(file: Path, *args: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run `scale --bind`; yield HOST:PORT."""
+    """Run `scale --bind`, and yield its HOST:PORT."""
     command = [sys.executable, "-m", "streamqd", "--config", str(file), "scale", *args]
     if "--bind" not in args:
         command += ["--bind", "127.0.0.1:0"]
@@ -222,7 +225,7 @@ def test_scale_endpoint_equals_the_command(harness_at: HarnessAt, file: Path, sc
 
 
 def test_scale_endpoint_returns_503_without_redis(tmp_path: Path) -> None:
-    """An autoscaler must not take an outage for an empty queue."""
+    """The endpoint returns 503, so no autoscaler takes an outage for an empty queue."""
     file = tmp_path / "streamq.toml"
     file.write_text(toml({"redis": {"url": f"unix://{tmp_path}/none.sock"}}))
 

@@ -47,7 +47,7 @@ def run_schedule(run: Run, store: Store) -> Run:
 
 @pytest.fixture
 def run_with_schedule(run_schedule: Run) -> Run:
-    """Return the commands, with a schedule `tick` of an operator."""
+    """The commands, and a schedule `tick` that an operator has added."""
     run_schedule("add", "tick", "--topic", TOPIC, "--every", "1h")
     return run_schedule
 
@@ -69,7 +69,7 @@ def make_due(store: Store, due: int, name: str = "tick") -> None:
 
 
 def set_last_seen(store: Store, name: str, seconds: int) -> None:
-    """Set the time since an instance last declared a schedule."""
+    """Set how many seconds ago an instance last declared a schedule."""
     line = calls.index(store, [name])[name]
     assert isinstance(line, calls.IndexLine)
     seen = server_unix_ms(store) - seconds * 1000
@@ -77,7 +77,7 @@ def set_last_seen(store: Store, name: str, seconds: int) -> None:
 
 
 def keep_only_name(store: Store, name: str) -> None:
-    """Remove everything of a schedule except its name, like an interrupted command."""
+    """Remove everything of a schedule except its name, like a command that was interrupted."""
     line = calls.index(store, [name])[name]
     assert isinstance(line, calls.IndexLine)
     store.run(calls.drop(store.keys, line.place, name))
@@ -271,7 +271,10 @@ def test_schedule_run_sends_a_message_now(run_with_schedule: Run, store: Store) 
 def test_schedule_run_does_not_count_as_a_tick(
     run_with_schedule: Run, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The headers of a manual message contain no tick, because the tick is still sent when due."""
+    """A manual message is not a tick.
+
+    Its headers contain none, because the tick is still sent when it is due.
+    """
     hour = row(run_with_schedule)["due_unix_ms"]
     monkeypatch.setattr(admin, "server_unix_ms", lambda _link: hour)
     found = admin.run(store, "tick")
@@ -355,7 +358,7 @@ def test_schedule_list_survives_a_key_of_a_wrong_type(run_with_schedule: Run, st
 def test_schedule_list_survives_an_out_of_range_tick(
     run_with_schedule: Run, store: Store, part: str
 ) -> None:
-    """Such a tick must not make `schedule list` fail with an error about a year."""
+    """A tick that is out of range does not make `schedule list` fail with an error about a year."""
     run_with_schedule("add", "other", "--topic", "others", "--every", "1h")
     line = calls.index(store, ["tick"])["tick"]
     assert isinstance(line, calls.IndexLine)

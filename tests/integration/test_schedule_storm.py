@@ -1,4 +1,4 @@
-"""Schedules moved, edited, paused and run by hand at the same time: no tick is sent twice."""
+"""No tick is sent twice while schedules are moved, edited, paused and run by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = [f"s{number}" for number in range(12)]
 
 
 class Deploys:
-    """The specifications of the newest deploy. Each deploy moves two schedules."""
+    """The specifications of the newest deployment. Each deployment moves two schedules."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ def operator(store: Store, chance: random.Random, ending: float, _deploys: Deplo
     while time.monotonic() < ending:
         name = chance.choice(NAMES)
         act = chance.choice([admin.pause, admin.resume, admin.resume, run])
-        with contextlib.suppress(RequestRefusedError):  # a move or another change is in progress
+        with contextlib.suppress(RequestRefusedError):  # a move or other change is in progress
             act(store, [name])
         time.sleep(chance.random() * 0.1)
 
@@ -81,7 +81,7 @@ ROLES = (housekeeper, housekeeper, housekeeper, deployer, deployer, operator)
 def test_concurrent_changes_send_no_tick_twice(
     server: Server, link: Connection, keys: Keys, seconds: float
 ) -> None:
-    """Three housekeepers, two racing deployers and an operator act at the same time."""
+    """Three housekeepers, two racing deployers and an operator act, but no tick is sent twice."""
     store = Store(link, keys)
     for topic in TOPICS:
         topics.create(store, topic, Topic(partitions=PARTITIONS))

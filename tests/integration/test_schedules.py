@@ -1,4 +1,4 @@
-"""Schedules on a real server: declarations are stored, and any housekeeper sends due ticks."""
+"""Declared schedules are stored on a real server, and any housekeeper sends their due ticks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def make_due(store: Store, due: int, name: str = "tick") -> None:
 
 
 def read_ticks(store: Store, topic: str = TOPIC, partitions: int = 1) -> list[tuple[str, str]]:
-    """Return the schedule and the tick of every message."""
+    """Return the schedule and tick of every message."""
     found = []
     for number in range(partitions):
         for _, fields in store.execute("XRANGE", store.keys.stream(topic, number), "-", "+"):
@@ -88,7 +88,7 @@ def fire(store: Store) -> list[Outcome]:
 
 
 def past_hour(store: Store, hours: int = 1) -> int:
-    """Return a tick of an hourly schedule, counted back from the next one."""
+    """Return a past tick of an hourly schedule, counted back from its next tick."""
     hour = 3_600_000
     return (server_unix_ms(store) // hour + 1 - hours) * hour
 
@@ -119,7 +119,7 @@ def test_edited_schedule_fires_from_now(store: Store) -> None:
 
 
 def test_edit_after_a_clock_step_back_does_not_repeat_a_tick(store: Store) -> None:
-    """A tick that was sent while the clock was ahead is not sent again."""
+    """An edit does not repeat a tick that was sent while the clock was ahead."""
     reconcile(store, schedule())
     ahead = past_hour(store, -5)
     store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:tick", ahead)
@@ -164,7 +164,10 @@ def test_undeclared_schedule_stops_until_declared_again(store: Store) -> None:
 
 
 def test_two_fleets_cannot_declare_the_same_name(store: Store, caplog: Any) -> None:
-    """The second fleet is refused and changes nothing, with any schedule."""
+    """The second fleet that declares the name is refused.
+
+    It changes nothing, whatever its schedule is.
+    """
     reconcile(store, schedule(), fleet="blue")
     before, mine = Harness(store.connection, store.keys).dump(), read_schedule(store)
     for other in (schedule(), schedule(every=60.0), schedule(partition=0)):
@@ -182,12 +185,12 @@ def test_two_fleets_cannot_declare_the_same_name(store: Store, caplog: Any) -> N
 
 
 def test_two_fleets_fire_each_schedule_once(store: Store) -> None:
-    """A topic may be shared. Both fleets fire its due schedules, including each other's."""
+    """Fleets that share a topic fire each of its schedules once, including those of the other."""
     reconcile(store, schedule("a"), fleet="blue")
     reconcile(store, schedule("b"), fleet="green")
     for name in "ab":
         make_due(store, past_hour(store), name)
-    for _ in range(2):  # one housekeeper per fleet
+    for _ in range(2):  # one housekeeper for each fleet
         fire(store)
     assert [name for name, _ in read_ticks(store)] == ["a", "b"]
     for name, fleet in (("a", "blue"), ("b", "green")):
@@ -209,7 +212,10 @@ def test_unreadable_index_line_affects_only_its_schedule(store: Store) -> None:
 
 @pytest.mark.parametrize("kind", ["field", "type"])
 def test_unreadable_schedule_does_not_block_others(store: Store, kind: str) -> None:
-    """All other schedules are declared. Otherwise, they would be orphaned after 10 minutes."""
+    """A schedule that cannot be read does not keep others from being declared.
+
+    They would otherwise be orphaned after 10 minutes.
+    """
     reconcile(store, schedule(), schedule("a"), schedule("z"), schedule("other", topic="others"))
     if kind == "field":
         store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:late", "x")
@@ -245,7 +251,7 @@ def test_two_housekeepers_send_a_tick_once(store: Store) -> None:
 
 @pytest.mark.parametrize(("misfire", "messages"), [("once", 1), ("skip", 0), ("all", 20)])
 def test_twenty_missed_ticks_follow_the_policy(store: Store, misfire: str, messages: int) -> None:
-    """After 20 ticks without an instance, the policies send 1, 0 and 20."""
+    """After 20 ticks without an instance, the three policies send 1, 0 and 20 messages."""
     reconcile(store, schedule(misfire=misfire))
     make_due(store, past_hour(store, 20))
     outcomes = fire(store)
@@ -263,7 +269,10 @@ def test_newest_missed_tick_is_sent(store: Store) -> None:
 
 
 def test_unreadable_specification_holds_only_its_schedule(store: Store) -> None:
-    """Other schedules fire, and an instance that declares the schedule replaces it."""
+    """Other schedules still fire.
+
+    An instance that declares this schedule replaces its specification.
+    """
     reconcile(store, schedule(), schedule("other"))
     for name in ("tick", "other"):
         make_due(store, past_hour(store), name)
@@ -290,7 +299,7 @@ def test_due_time_without_a_specification_is_removed(store: Store, name: bytes) 
 
 @pytest.mark.parametrize("score", ["-inf", "-9e300", "-1", "1.5", "1e-300"])
 def test_invalid_due_time_fires_once(store: Store, score: str) -> None:
-    """The schedule fires, and it does not delay others of its partition."""
+    """A schedule with an invalid due time fires once and does not delay its partition's others."""
     reconcile(store, schedule(), schedule("other"))
     for name, due in (("tick", score), ("other", past_hour(store))):
         store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), due, name)
@@ -351,7 +360,10 @@ def test_specifications_are_read_ahead_of_their_due_time(store: Store, count: in
 
 
 def test_schedule_moves_with_its_key_in_a_grown_topic(store: Store) -> None:
-    """Schedules whose key stays are not touched. The others keep their due time."""
+    """Schedules whose key stays on its partition are not touched.
+
+    All others move, and keep their due time.
+    """
     topics.create(store, TOPIC, Topic(partitions=1))
     names = [f"s{at}" for at in range(8)]
     reconcile(store, *(schedule(each) for each in names))
@@ -369,7 +381,10 @@ def test_schedule_moves_with_its_key_in_a_grown_topic(store: Store) -> None:
 
 
 def test_schedule_move_keeps_counts_and_the_last_tick(store: Store) -> None:
-    """Without its last tick, an edit after a clock was set back would send the tick again."""
+    """A move keeps the counts and the last tick.
+
+    Without the last tick, an edit after a clock step back would send it again.
+    """
     reconcile(store, schedule(misfire="skip"))
     make_due(store, past_hour(store, 20))
     fire(store)
@@ -385,9 +400,12 @@ def test_schedule_move_keeps_counts_and_the_last_tick(store: Store) -> None:
 
 
 def test_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
-    """An old release reads the index before a new one moves it, and declares it afterwards.
+    """A second copy of a schedule sends nothing.
 
-    Otherwise, both copies would send each tick until the second is an orphan after 10 minutes.
+    It appears if an old release reads the index before a new one moves the schedule, and then
+    declares it.
+
+    Otherwise, both copies would send each tick, until the second one is an orphan after 10 minutes.
     """
     reconcile(store, schedule())
     reconcile(store, schedule(topic="others"), since=2)
@@ -413,7 +431,10 @@ STEPS = ("hold", "declare", "drop")
 def test_interrupted_schedule_move_is_finished(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
 ) -> None:
-    """After a kill at any step of a move, no tick is sent twice and none is lost."""
+    """If a move is interrupted at any of its steps, it is finished later.
+
+    No tick is sent twice or lost.
+    """
     reconcile(store, schedule())
     tick = past_hour(store)
     make_due(store, tick)
@@ -438,7 +459,7 @@ def test_interrupted_schedule_move_is_finished(
 def test_interrupted_schedule_move_by_growth_is_finished(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
 ) -> None:
-    """This includes a schedule that an operator added."""
+    """A move that a growing topic started is finished, even for a schedule of an operator."""
     topics.create(store, TOPIC, Topic(partitions=1))
     name = next(each for each in map(str, range(99)) if partition_of(schedule(each), 4) != 0)
     calls.write_index(store, name, IndexLine("default", OPERATOR, (TOPIC, 0)), new=True)
@@ -468,7 +489,7 @@ def test_interrupted_schedule_move_by_growth_is_finished(
 
 
 def _die_after(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Kill the process after this call."""
+    """Stop the process after this call, as if it were killed."""
     build: Callable[..., Any] = getattr(calls, step)
     run = Store.run
     made: list[Any] = []
@@ -503,7 +524,10 @@ def test_topic_delete_removes_its_schedule_names(store: Store) -> None:
 
 
 def test_declared_schedule_returns_after_a_topic_delete(store: Store) -> None:
-    """It returns with a restart or a reload. Until then, the topic is not created again."""
+    """A declared schedule returns with a restart or a reload.
+
+    The topic is not created again until then.
+    """
     running = Reconciler(store, "default", [schedule()], 1, {})
     running.run()
     topics_deletion.delete(store, TOPIC, force=True)
@@ -527,7 +551,10 @@ def test_schedule_move_survives_a_topic_delete(store: Store, deleted: str) -> No
 def test_failed_declaration_affects_only_its_partition(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The housekeeper's task does not fail, and it declares all other schedules."""
+    """A failed declaration affects only its own partition.
+
+    The housekeeper's task succeeds, and declares all other schedules.
+    """
     real = reconciliation.declare
 
     def struck(of: Store, place: TopicPartition, some: Sequence[Declaration]) -> list[str]:
@@ -544,7 +571,7 @@ def test_failed_declaration_affects_only_its_partition(
 
 
 def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> None:
-    """An error on one key does not prevent the declaration of the others."""
+    """An error about one key does not keep the other schedules from being declared."""
     store.execute("DEL", store.keys.meta(TOPIC))
     store.execute("SET", store.keys.meta(TOPIC), "x")
     reconcile(store, schedule(), schedule("other", topic="others"))
@@ -552,7 +579,7 @@ def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> Non
 
 
 def test_refused_schedule_move_does_not_stop_the_others(store: Store) -> None:
-    """Moves after a key of a wrong type are finished."""
+    """Moves that come after a key of a wrong type are still finished."""
     reconcile(store, schedule("a", topic="broken"), schedule("b"))
     for name, topic in (("a", "broken"), ("b", TOPIC)):
         moving = IndexLine("default", calls.FILE, (topic, 1), (topic, 0))

@@ -1,4 +1,4 @@
-"""The connection to the master that sentinels name: finding and checking it."""
+"""A connection finds and checks the master that the sentinels name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def sentinels(binary: Path) -> Iterator[Sentinels]:
-    """Start a master, a replica, and two sentinels with a separate password."""
+    """A master, a replica, and two sentinels with a separate password."""
     with Sentinels(binary, replicas=1, sentinels=2, password="watch") as made:
         yield made
 
@@ -76,7 +76,10 @@ def test_sentinel_link_reports_an_unknown_master(settings: config.Redis) -> None
 def test_sentinel_link_does_not_write_to_a_replica(
     link: Connection, settings: config.Redis, sentinels: Sentinels
 ) -> None:
-    """The sentinels still name it, and its connection is open and returns READONLY."""
+    """Nothing is written to a replica, even if the sentinels still name it.
+
+    Its connection is open and returns READONLY.
+    """
     master, replica = sentinels.servers
     link.execute("SET", "a", "1")
     master.call("REPLICAOF", "127.0.0.1", replica.port)
@@ -96,7 +99,7 @@ def test_sentinel_link_does_not_write_to_a_replica(
 def test_start_warns_about_a_master_without_min_replicas(
     link: Connection, sentinels: Sentinels
 ) -> None:
-    """Such a master would accept writes that are lost in a failover."""
+    """The start warns about such a master, because it would accept writes that a failover loses."""
     settings = config.Settings()
     for replica in sentinels.servers[1:]:
         wait_until(replica.follows, what="the replica follows")
@@ -121,7 +124,7 @@ def test_plain_url_of_a_sentinel_is_reported(settings: config.Redis, sentinels: 
 
 @pytest.mark.fault("F36")
 def test_sentinel_link_uses_client_certificates(tmp_path: Path) -> None:
-    """Sentinels and servers require certificates."""
+    """The link uses its certificates for sentinels and servers, which both require them."""
     folder, binary = require(tls.certificates, tmp_path), require(find_binary, "redis7")
     with Sentinels(binary, replicas=0, sentinels=1, certificates=folder) as made:
         right = tls.settings(made.url, folder)

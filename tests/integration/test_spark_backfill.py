@@ -1,4 +1,4 @@
-"""Streams that start in the archive and continue in Redis, on a real server and without a JVM."""
+"""Streams start in the archive and continue in Redis, on a real server and without a JVM."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Found = list[tuple[int, str]]
 
 
 class Shop:
-    """A topic of two partitions, its archive, and streams over both."""
+    """A topic of two partitions, its archive, and streams that read both."""
 
     def __init__(self, server: Server, link: Connection, keys: Keys, folder: Path) -> None:
         self.server, self.link, self.keys = server, link, keys
@@ -64,7 +64,7 @@ class Shop:
         self.add(partition, *(f"{number}-0" for number in range(first, last + 1)))
 
     def archive(self, *, rows_max: int = 1_000_000) -> ArchiveTable:
-        """Archive all entries like a run of the pipeline, in batches of `rows_max` entries."""
+        """Archive all entries in batches of `rows_max` entries, as the pipeline does."""
         table = Archive(self.folder, create=True, options=self.stored).table("access", create=True)
         assert table is not None
         given = {"url": self.server.url, "subscribe": "access", "minPartitions": "1"}
@@ -80,7 +80,7 @@ class Shop:
         return table
 
     def need_counts(self) -> None:
-        """Skip a test whose result depends on a foreign XTRIM."""
+        """Skip a test that needs the server to count the entries of a foreign XTRIM."""
         if self.server.version < (7,):
             pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
 
@@ -91,7 +91,7 @@ class Shop:
         every = {"url": self.server.url, "subscribe": "access", "startingOffsets": "archive"}
         every |= {"archivePath": str(self.folder)}
         options = {name.lower(): str(value) for name, value in (every | given).items()}
-        # Spark carries readers between processes.
+        # Spark carries readers from one process to another.
         return pickled(source.StreamqSource(options).streamReader(schema=SCHEMA))
 
 
@@ -105,7 +105,7 @@ def pickled(thing: Any) -> Any:
 
 
 def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> Found:
-    """Return the rows of a batch. Each has the payload of its entry."""
+    """Return the rows of a batch. Check that each has the payload of its entry."""
     found = []
     for partition in reader.partitions(start, end):
         for batch in pickled(reader).read(pickled(partition)):
@@ -119,7 +119,10 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> Found:
 def read_to_end(
     reader: Any, start: dict[str, Any], limit: Any = ALL, found: list[Found] | None = None
 ) -> list[Found]:
-    """Return the rows of each batch until the end. `found` has those read before an error."""
+    """Return the rows of each batch until the end.
+
+    `found` collects them, so that rows read before an error are not lost.
+    """
     found = [] if found is None else found
     while (end := reader.latestOffset(start, limit)) != start:
         found.append(rows(reader, start, end))
@@ -156,7 +159,7 @@ def test_stream_reads_the_archive_and_then_redis(shop: Shop) -> None:
         "access": {"0": "350-0", "1": "100-0"},
         "#": {"access": {"0": 350, "1": 100}},
     }
-    # A repeated batch has the same rows, even after the archive has grown.
+    # A repeated batch has the same rows, even if the archive has grown in the meantime.
     shop.archive()
     shop.trim(0, "340-0")
     assert sorted(rows(shop.reader(), start, end)) == sorted(found)
@@ -178,7 +181,7 @@ def test_limits_apply_to_archive_and_redis(shop: Shop, compacted: bool) -> None:
     assert flat(batches) == sorted(expected_rows(0, 1, 400) + expected_rows(1, 1, 100))
     assert max(len(each) for each in batches) <= 80
     assert [len(each) for each in batches[:4]] == [80] * 4
-    # Each restart continues where the checkpoint is, in either phase.
+    # Each restart continues from the checkpoint, in either phase.
     start: dict[str, Any] = BEGIN
     found: list[Found] = []
     while (end := shop.reader().latestOffset(start, limit)) != start:
@@ -190,7 +193,7 @@ def test_limits_apply_to_archive_and_redis(shop: Shop, compacted: bool) -> None:
 def test_compacted_files_have_bounded_row_groups(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task reads whole row groups, so their size bounds the rows that it reads needlessly."""
+    """A task reads whole row groups, so their size limits how many rows it reads needlessly."""
     monkeypatch.setattr(compact, "GROUP_ROWS", 64)
     shop.fill(0, 1, 300)
     table = shop.archive(rows_max=150)
@@ -201,7 +204,10 @@ def test_compacted_files_have_bounded_row_groups(
 
 
 def test_stream_reads_a_growing_archive(shop: Shop) -> None:
-    """Entries are archived and trimmed between the batches, and during each one."""
+    """A stream reads the archive while it grows.
+
+    Entries are archived and trimmed between and during the batches.
+    """
     shop.fill(0, 1, 100)
     shop.archive(rows_max=30)
     limit = streaming.ReadMaxRows(45)
@@ -221,7 +227,7 @@ def test_stream_reads_a_growing_archive(shop: Shop) -> None:
 def test_entries_trimmed_during_a_task_are_read_from_the_archive(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task has read a page when its next entries are archived and trimmed."""
+    """A task reads entries from the archive if they are trimmed after its first page."""
     shop.need_counts()
     shop.fill(0, 1, 50)
     shop.archive()
@@ -260,7 +266,10 @@ def test_entries_trimmed_during_a_task_are_read_from_the_archive(
 def test_stream_without_fail_on_loss_skips_trimmed_entries(
     shop: Shop, archived: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The start has no count, so only a gap between two pages shows a loss during a task."""
+    """Without fail-on-loss, trimmed entries are skipped.
+
+    The start has no count, so only a gap between two pages shows a loss during a task.
+    """
     Archive(shop.folder, create=True)
     shop.fill(0, 1, 400)
     fetch, fetched = EntryReader._fetch, []
@@ -299,7 +308,7 @@ def test_stream_without_fail_on_loss_skips_trimmed_entries(
 
 
 def test_available_now_stops_at_its_target(shop: Shop) -> None:
-    """The archive may contain entries after it."""
+    """The stream stops at its target, although the archive may contain later entries."""
     shop.need_counts()
     shop.fill(0, 1, 100)
     shop.archive()
@@ -375,7 +384,7 @@ def test_entries_in_neither_archive_nor_redis_are_a_loss(
 def test_recreated_stream_follows_the_archive_after_a_loss(
     shop: Shop, limit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The new stream has smaller IDs than the archive, or larger ones."""
+    """The new stream follows the archive, whether its IDs are smaller or larger."""
     shop.fill(0, 1, 100)
     shop.archive()
     for first in (1, 201):
@@ -412,7 +421,11 @@ def test_archive_of_a_deleted_topic_is_read_before_its_loss(
 
 
 def test_start_by_time_without_a_table_is_the_oldest_entry(shop: Shop, store: Store) -> None:
-    """Another topic is archived, so an archive has entries before the oldest ones in Redis."""
+    """Without a table, the start is the oldest entry.
+
+    Another topic is archived here, so there are archived entries from before the oldest ones in
+    Redis.
+    """
     shop.need_counts()
     shop.fill(0, 1, 100)
     shop.archive()
@@ -446,7 +459,7 @@ def test_stream_after_its_archive_needs_only_redis(
     last = reader.latestOffset(end, ALL)
     found = [batch for each in reader.partitions(end, last) for batch in reader.read(each)]
     assert sum(batch.num_rows for batch in found) == 20
-    assert shop.reader().latestOffset(end, ALL) == last  # after a restart
+    assert shop.reader().latestOffset(end, ALL) == last  # the same after a restart
     shop.trim(0, "111-0")
     for each in (reader, shop.reader()):
         with pytest.raises(ArchiveError, match="does not answer"):
@@ -487,7 +500,7 @@ def test_lag_includes_archived_entries(shop: Shop) -> None:
 
 
 def test_limit_applies_to_a_file_with_a_dense_end(shop: Shop) -> None:
-    """By time, few of the rows are after the start."""
+    """The limit applies even if, judged by time, only few rows of the file are after the start."""
     day = 86_400_000
     shop.add(0, *(f"{day * number}-0" for number in range(1, 11)))
     shop.add(0, *(f"{day * 10}-{number}" for number in range(1, 500)))
@@ -589,7 +602,7 @@ def boundary_ids() -> Iterator[Id]:
 def test_walk_finds_every_row_by_its_number(
     shop: Shop, compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for all IDs that a server accepts, sorted or not."""
+    """The walk finds every row by its number, for all IDs that a server accepts, sorted or not."""
     monkeypatch.setattr(planning, "TASK_ROWS", 5)
     every = list(boundary_ids())
     for at in range(0, len(every), 7):

@@ -88,7 +88,7 @@ def add(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
 
 
 def read_ids(archive: Archive, store: BucketServer) -> list[int]:
-    """Return the archived IDs as other programs read them."""
+    """Return the archived IDs in the same way as other programs read them."""
     deltalake = pytest.importorskip("deltalake")
     table = deltalake.DeltaTable(str(archive.folder("access")), storage_options=store.options)
     return sorted(table.to_pyarrow_table(columns=["id_ms"])["id_ms"].to_pylist())
@@ -114,7 +114,10 @@ def test_archive_in_a_bucket_equals_one_on_disk(store: BucketServer, url: str) -
 
 
 def test_directory_marker_counts_as_an_empty_directory(store: BucketServer, url: str) -> None:
-    """The object `NAME/` does not count as content, so an archive can be created there."""
+    """A directory marker, which is the object `NAME/`, does not count as content.
+
+    An archive can still be created there.
+    """
     system = pa.fs.S3FileSystem(
         access_key=KEY, secret_key=SECRET, endpoint_override=store.url, region="us-east-1"
     )
@@ -141,7 +144,10 @@ def test_engines_read_an_archive_in_a_bucket(store: BucketServer, url: str) -> N
 
 
 def test_bucket_refuses_one_of_two_concurrent_commits(store: BucketServer, url: str) -> None:
-    """Both start from the same state. The commit is a conditional PUT, and only one is accepted."""
+    """Two commits start from the same state.
+
+    A commit is a conditional PUT, so the store accepts only one of them.
+    """
     archive = Archive(url, create=True, options=store.options)
     add(open_table(archive), 0, 2)
     tables = [open_table(archive), open_table(archive)]
@@ -203,7 +209,7 @@ def test_throttled_request_is_repeated(
 
 
 def test_commit_with_a_lost_reply_counts_once(store: BucketServer, url: str) -> None:
-    """The store has the commit, and the client that sends it again finds its own commit there."""
+    """If the reply to a commit is lost, the client sends it again and finds its own commit."""
     archive = Archive(url, create=True, options=store.options)
     made = open_table(archive)
     for number in range(3):
@@ -243,7 +249,10 @@ def test_failed_upload_leaves_no_object(store: BucketServer, url: str) -> None:
 
 
 def test_errors_contain_no_credentials(store: BucketServer, url: str) -> None:
-    """The server repeats the credentials in its answers, as S3 does with the ID of the key."""
+    """Errors contain no credentials.
+
+    The server repeats them in its answers, as S3 does with a key's ID.
+    """
     archive = Archive(url, create=True, options=store.options)
     made = open_table(archive)
     add(made, 0, 2)
@@ -335,7 +344,7 @@ def test_owed_files_in_a_bucket_are_committed_later(store: BucketServer, url: st
     pair = pairs.open_pair(archive, "orders")
     assert pair is not None
     pair.parsed.append([], {("orders", 0): Position((1, 0))}, owed=storage.UnparsedFiles(0, ()))
-    again = pairs.open_pair(archive, "orders")  # killed in between
+    again = pairs.open_pair(archive, "orders")  # killed between the two
     assert again is not None
     assert again.quarantine.positions == {("orders", 0): Position((1, 0))}
 
@@ -367,7 +376,10 @@ def test_report_round_trips_through_a_bucket(store: BucketServer, url: str) -> N
 def test_commands_without_spark_accept_a_bucket(
     store: BucketServer, url: str, server: Server, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
-    """The options come from the configuration, and the commands print the URL."""
+    """Commands that need no Spark accept a bucket.
+
+    Its options come from the configuration, and the commands print the URL.
+    """
     archive = Archive(url, create=True, options=store.options)
     for low in range(3):
         add(open_table(archive), low, low + 1)
@@ -428,7 +440,10 @@ def test_credentials_from_environment_profile_or_options_work(
 def test_explicit_credentials_use_no_metadata_service(
     store: BucketServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No client asks Amazon's metadata service for its region, because other hosts have none."""
+    """Explicit credentials need no metadata service.
+
+    No client asks Amazon's for its region, because other hosts have none.
+    """
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", store.url)
@@ -478,7 +493,11 @@ def test_store_url_rejects_other_addresses(named: str) -> None:
 def test_options_of_other_stores_are_passed_to_their_client(
     named: str, options: dict[str, str]
 ) -> None:
-    """Only the parsing is tested: no trustworthy server of these stores is a Python package."""
+    """The options of other stores reach their client.
+
+    Only the parsing is tested, because no trustworthy server of these stores is available as a
+    Python package.
+    """
     made = location(named, options)
     assert isinstance(made, BucketFolder)
     assert dict(made.options) == options
@@ -517,7 +536,10 @@ def test_configured_store_options_are_checked_and_masked(tmp_path: Path) -> None
 def test_endpoint_that_is_not_a_url_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client of the store would panic, which no command can report as an error."""
+    """Such an endpoint is refused.
+
+    The client of the store would panic otherwise, which no command can report as an error.
+    """
     for name in ("AWS_ENDPOINT_URL", "aws_endpoint"):
         with pytest.raises(
             InvalidRequestError, match=f"variable {name.lower()} is not a URL; write it"

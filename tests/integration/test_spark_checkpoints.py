@@ -1,4 +1,4 @@
-"""A folder of checkpoints belongs to one query, and to one run at a time. No test needs a JVM."""
+"""A directory of checkpoints belongs to one query and one run at a time. No test needs a JVM."""
 
 from __future__ import annotations
 

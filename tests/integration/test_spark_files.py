@@ -35,7 +35,7 @@ deltalake = pytest.importorskip("deltalake")
 types = pytest.importorskip("pyspark.sql.types")
 writer = pytest.importorskip("streamqd.spark.pipelines.writer")
 
-LIMIT = None  # means the limit of the options
+LIMIT = None  # means that the limit of the options applies
 
 
 class Shop:
@@ -70,7 +70,7 @@ class Shop:
         return made
 
     def batch(self, reader: Any) -> bool:
-        """Run one batch like Spark. Return True if there was one."""
+        """Run a batch as Spark does. Return True if there was one."""
         start = {"batch": 0}
         end = reader.latestOffset(start, LIMIT)
         if end == start:
@@ -83,7 +83,7 @@ class Shop:
         return True
 
     def rows(self, reader: Any, start: Any, end: Any) -> Sequence[Any]:
-        # Spark carries readers and parts between processes.
+        # Spark carries readers and parts from one process to another.
         parts = pickle.loads(pickle.dumps(reader.partitions(start, end)))
         source = writer.file_source(self.table.folder, "files")({})
         names = [part.split()[0] for part in source.schema().split(", ")]
@@ -105,7 +105,7 @@ def test_successive_batches_archive_every_entry_once(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     shop.fill(1, 1, 10)
     reader = shop.reader(maxOffsetsPerTrigger=16)
-    shop.fill(0, 31, 40)  # written after the start, so not part of this run
+    shop.fill(0, 31, 40)  # written after the start, so it is not part of this run
     count = 0
     while shop.batch(reader):
         count += 1
@@ -166,7 +166,10 @@ def test_repeated_task_is_not_committed_twice(shop: Shop) -> None:
 
 
 def test_failed_archive_task_removes_its_files(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk becomes full after its first file, in the middle of the second."""
+    """A failed task removes its files.
+
+    Here, the disk becomes full in the middle of the second file.
+    """
     shop.add(0, "1-0", "86400000-0")
     group = parts.OpenFile._write_group
 
@@ -185,7 +188,10 @@ def test_failed_archive_task_removes_its_files(shop: Shop, monkeypatch: pytest.M
 def test_archive_reports_no_position_for_a_recreated_stream(
     shop: Shop, ids: tuple[str, ...]
 ) -> None:
-    """Entries reported as archived may be trimmed, but these are in no table."""
+    """The archive reports no position for a recreated stream.
+
+    Entries that are reported as archived may be trimmed, but these are in no table yet.
+    """
     from streamqd.spark.pipelines.archive import Archiver
 
     if shop.server.version < (7,) and len(ids) > 1:
@@ -204,11 +210,14 @@ def test_archive_reports_no_position_for_a_recreated_stream(
 
 
 def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
-    """Without a watermark, Redis keeps all entries until a run reports its position."""
+    """After a restore, a run reports its position again.
+
+    Redis keeps all entries until then, because it has no watermark.
+    """
     from streamqd.spark.pipelines.archive import Archiver
 
     class SparkError(Exception):
-        """A stand-in for Spark's error, because no Spark runs here."""
+        """Stands in for Spark's error, because no Spark is running here."""
 
     def spark() -> Any:
         raise SparkError
@@ -241,7 +250,7 @@ def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
 def test_checkpoint_in_an_object_store_is_refused_before_a_write(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    """`--checkpoint s3a://bucket/ck` must not create a local folder `s3a:`."""
+    """`--checkpoint s3a://bucket/ck` does not create a local directory `s3a:`."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -268,7 +277,7 @@ def test_address_without_a_directory_is_refused_before_a_write(
     command: tuple[str, ...],
     address: str,
 ) -> None:
-    """For such an address, the command must not create a local folder."""
+    """The command refuses such an address, so it does not create a local directory for it."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -346,7 +355,10 @@ def test_message_is_found_in_the_archive_without_spark(shop: Shop) -> None:
 
 
 def test_lookup_in_a_damaged_file_raises_one_sentence(shop: Shop) -> None:
-    """An error of Arrow is not an OSError, but it must not be printed with its traceback."""
+    """A lookup in a damaged file raises one sentence.
+
+    An error of Arrow is not an OSError, but it must not appear with its traceback either.
+    """
     from streamqd.spark.pipelines.lookup import find_entry
 
     shop.add(0, "1000-0", "1001-0")

@@ -1,4 +1,4 @@
-"""Dead letters and the history of minutes are archived once each, without Spark."""
+"""Dead letters and the history of minutes are each archived once, without Spark."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FLEET = "default"
 
 
 class KilledError(Exception):
-    """Replaces SIGKILL where the process must survive."""
+    """Stands in for SIGKILL where the process has to survive."""
 
 
 def fail_if_started() -> Any:
@@ -58,7 +58,7 @@ def fail_if_started() -> Any:
 
 
 class HistoryCase:
-    """Dead letters and minutes, their ledger, and an archive of them."""
+    """Dead letters and minutes with their ledger, and an archive of both."""
 
     def __init__(self, link: Connection, keys: Keys, server: Server, folder: Path | str) -> None:
         self.link, self.keys, self.server, self.folder = link, keys, server, folder
@@ -86,7 +86,7 @@ class HistoryCase:
         return made
 
     def minute(self, instance: str, number: int, *assignments: HistoryRow) -> None:
-        """Write an entry of an instance for the minute with this number since START."""
+        """Write an entry of an instance for a minute, numbered from START."""
         rows = [
             HistoryRow(*each)
             for each in sorted({(assignment.topic, assignment.group) for assignment in assignments})
@@ -111,7 +111,7 @@ class HistoryCase:
             self.minutes[key] += assignment.counts["acked"]
 
     def run(self, *wanted: str) -> dict[str, Done]:
-        """Archive, and raise the first problem like the command."""
+        """Archive, and raise the first problem, as the command does."""
         with closing(
             Archiver(self.settings, self.folder, fail_if_started, lambda _: None)
         ) as archiver:
@@ -121,7 +121,7 @@ class HistoryCase:
             return done
 
     def break_off(self, point: str) -> None:
-        """Archive, and fail at a point of the first commit."""
+        """Archive, and fail at the given point of the first commit."""
 
         def blow() -> None:
             raise KilledError
@@ -134,7 +134,7 @@ class HistoryCase:
             undo()
 
     def rows(self, kind: Any, name: str) -> list[dict[str, Any]]:
-        """Return the rows that an independent reader of Delta tables sees."""
+        """Return the rows that an independent reader of Delta tables finds."""
         folder = Archive(self.folder, options=self.options).folder(name, kind)
         if not folder.has_table():
             return []
@@ -180,7 +180,7 @@ def assignment(partition: int, acked: int, **figures: Any) -> HistoryRow:
 
 def test_dead_letters_are_archived_once_and_survive_removal(case: HistoryCase) -> None:
     topics.create(case.store, "orders", Topic(partitions=1))
-    first = case.write_dead_letters("access", 0, 7)  # across midnight
+    first = case.write_dead_letters("access", 0, 7)  # their times are on both sides of midnight
     case.write_dead_letters("access", 1, 2, fingerprint="told")
     done = case.run()
     assert {name: each.dead_letters for name, each in done.items()} == {"access": 9, "orders": 0}
@@ -287,14 +287,17 @@ def test_dead_letters_are_exact_after_an_error_at(case: HistoryCase, point: str)
 
 
 def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_path: Path) -> None:
-    """The kills are real. Letters are deleted as soon as they count as archived."""
+    """Dead letters and minutes are archived exactly once despite real kills.
+
+    Dead letters are deleted as soon as they count as archived.
+    """
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{case.server.url}"\n', "utf-8")
     command = [sys.executable, "-m", "tests.support.killed_archive"]
     for number, (point, batch) in enumerate((p, b) for b in (1, 2) for p in LETTER_POINTS):
         case.write_dead_letters("access", number % 2, 3)
         case.minute("web-1", number, assignment(0, 5 + number), assignment(1, number))
         if point == "told_dead" and batch == 2:
-            continue  # a run reports dead letters once after its start
+            continue  # a run reports dead letters only once after it starts
         run = [*command, point, str(batch), "--config", str(tmp_path / "streamq.toml")]
         run += ["pipeline", "archive", "--archive", str(case.folder)]
         killed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -316,10 +319,13 @@ def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_p
 def test_dead_letters_are_committed_in_portions(
     case: HistoryCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A portion may end within a partition. A kill loses only what was not committed."""
+    """Dead letters are committed in portions.
+
+    A portion may end within a partition, so that a kill loses only what is not committed yet.
+    """
     monkeypatch.setattr(dead_letters, "PORTION_ROWS", 1)
     monkeypatch.setattr(reader, "BATCH_ROWS", 1)
-    first = case.write_dead_letters("access", 0, 40)  # the first page has 32
+    first = case.write_dead_letters("access", 0, 40)  # the first page has 32 of them
     case.write_dead_letters("access", 1, 2)
 
     case.break_off("committed")
@@ -331,7 +337,11 @@ def test_dead_letters_are_committed_in_portions(
 
 @pytest.mark.parametrize("later", [False, True])
 def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bool) -> None:
-    """The replica had one of three. Its clock is slow, so the next ID is before the position."""
+    """Dead letters after a failover are archived.
+
+    The new master has one of three, and its clock is slow, so that the next ID is before the
+    position.
+    """
     kept, lost, last = case.write_dead_letters("access", 0, 3)
     case.run()
     dlq, trim = case.keys.dlq("access", 0), case.keys.trim("access", 0)
@@ -343,7 +353,7 @@ def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bo
     case.link.execute("XADD", dlq, new, *fields)
     case.letters["access", 0, new] += 1
     if later:
-        case.write_dead_letters("access", 0, 1)  # the IDs reach the position before the next run
+        case.write_dead_letters("access", 0, 1)  # IDs reach the position before the next run
 
     case.break_off("committed")
     case.run()
@@ -355,7 +365,7 @@ def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bo
 
 @pytest.mark.parametrize("field", ["dlq", "trim"])
 def test_dead_letter_key_of_a_wrong_type_affects_no_history(case: HistoryCase, field: str) -> None:
-    """Another client wrote a key of another type, or a field that is not an ID."""
+    """The history is archived, even if a key has another type or a field is not an ID."""
     topics.create(case.store, "orders", Topic(partitions=1))
     case.write_dead_letters("orders", 0, 2)
     case.write_dead_letters("access", 0, 1)
@@ -433,7 +443,7 @@ def test_compact_merges_dead_letters_and_minutes(case: HistoryCase) -> None:
 def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> None:
     case.minute("web-1", 0, assignment(0, 90, lag=4, oldest_ms=1_500, handled={10: 89, 20: 1}))
     case.minute("web-2", 0, assignment(1, 3))
-    case.minute("web-1", 1)  # a minute without events
+    case.minute("web-1", 1)  # a minute in which nothing happened
     case.run()
     case.minute("web-1", 2, assignment(0, 7))
     case.run()
@@ -449,7 +459,10 @@ def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> No
 
 
 def test_history_rows_have_the_minutes_of_their_entry(case: HistoryCase) -> None:
-    """A housekeeper starts and exits within the next minute. Another writes after an outage."""
+    """Each row has the minute of its entry.
+
+    One housekeeper starts and exits within a minute, and another one writes after an outage.
+    """
     first = START // MINUTE * MINUTE
     for until, seconds, acked in ((first + 60_120, 10.0, 5), (first + 80_000, 20.0, 7)):
         written = Interval(
@@ -478,7 +491,7 @@ def test_history_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
     case.minute(
         "web-1", 0, assignment(0, 100, delays={0: 90, 11: 9, 33: 1}), assignment(1, 1, delays={})
     )
-    case.minute("web-2", 0, assignment(0, 1))  # written by an older version
+    case.minute("web-2", 0, assignment(0, 1))  # an entry that an older version has written
     case.run()
     rows = {(row["instance"], row["partition"]): row for row in case.rows(HISTORY, FLEET)}
     row = rows["web-1", 0]
@@ -509,10 +522,10 @@ def test_older_table_gets_the_columns_of_delays(case: HistoryCase) -> None:
 
 
 def archive_old_table(case: HistoryCase) -> None:
-    """Archive a minute into a table without columns of delays."""
+    """Archive a minute into a table that has no columns for delays."""
     archive = Archive(case.folder, create=True)
     table = archive.derived_table(FLEET, HISTORY, first_minute_columns())
-    case.minute("web-1", 1, assignment(0, 5))  # the minute after midnight
+    case.minute("web-1", 1, assignment(0, 5))  # the first minute after midnight
     assert table is not None
     [entry] = history.read(case.store, FLEET, 0)
     known = first_minute_columns().names
@@ -527,7 +540,7 @@ def archive_old_table(case: HistoryCase) -> None:
 
 
 def test_history_row_of_an_older_version_has_no_partition(case: HistoryCase) -> None:
-    """Entries of an older version have only sums of groups."""
+    """The row has no partition, because an older version wrote only the sums of groups."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 10, "failed": 2}
     row = HistoryRow("access", "hits", None, "", counts, 5, 900, {3: 10})
     one = assignment(1, 4, lag=5, oldest_ms=900, handled={3: 4})
