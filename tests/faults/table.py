@@ -133,7 +133,8 @@ ROWS = (
         " direction.",
         "An instance that cannot renew its lease stops starting messages before the lease can"
         " have expired on the server. Messages that are already running continue. If another"
-        " instance takes over before they finish, Redis rejects their results.",
+        " instance takes over before they finish, Redis rejects their results, and the messages"
+        " run again on the new owner.",
     ),
     Row(
         "F12",
@@ -171,15 +172,16 @@ ROWS = (
     Row(
         "F16",
         "The server answers LOADING, BUSY, MASTERDOWN, CLUSTERDOWN or TRYAGAIN.",
-        "These replies mean that the server, or one node, cannot execute commands at the moment."
-        " Each process waits and tries again, with growing and randomized pauses. Workers trust"
-        " their leases until the usual deadline, and no message is charged.",
+        "Each of these replies means that the server, or one node of a cluster, cannot execute"
+        " commands at the moment. The process that receives it waits and tries again, with"
+        " growing and randomized pauses. Workers trust their leases until the usual deadline, and"
+        " no message is charged.",
         no_speed="as F9, from the time when the server accepts commands again",
     ),
     Row(
         "F17",
         "READONLY: a master became a replica, and the connection to it is still open.",
-        "The client treats this error as a sign of a failover. It closes the connection and asks"
+        "The client treats READONLY as a sign of a failover. It closes the connection and asks"
         " Sentinel for the new master, on which the instance acquires its leases again.",
         no_speed="not measured, because it depends on Sentinel",
     ),
@@ -220,32 +222,32 @@ ROWS = (
         "The server rejects all writes: its disk is full (MISCONF), or replicas are missing"
         " (NOREPLICAS).",
         "Workers do not read any new messages. They finish the running ones, and repeat the"
-        " acknowledgments until the server accepts them. Work then continues, and no message runs"
-        " twice.",
+        " acknowledgments until the server accepts them. After that, work continues, and no"
+        " message runs twice.",
         no_speed="as F9, from the time when writes are accepted again",
     ),
     Row(
         "F23",
         "The server may evict keys.",
-        "Eviction could delete messages or leases. The daemon therefore refuses to start, and"
-        " names the setting of the server to change. With `redis.allow_eviction = true`, it"
-        " starts anyway.",
+        "A server that evicts keys could delete messages or leases. The daemon therefore refuses"
+        " to start, and names the server setting to change. With `redis.allow_eviction = true`,"
+        " it starts anyway.",
         no_speed="the daemon does not start",
     ),
     Row(
         "F24",
         "Slots of a cluster move: MOVED, ASK, TRYAGAIN.",
-        "Calls follow the redirection to the new node, or wait until the slot has moved, even if"
-        " this takes longer than a lease. No message is lost, and none runs twice.",
+        "Calls follow the redirection to the new node of the slot, or wait until the slot has"
+        " moved, even if this takes longer than a lease. No message is lost, and none runs twice.",
         no_speed="not measured, because it depends on how long the slots move",
     ),
     Row(
         "F25",
         "Another client trims the stream, so entries are pending although their bodies are gone.",
-        "Such an entry can never be handled, so it is acknowledged and counted as missing, with"
-        " every version of the server. If the message was already running, the worker still has"
-        " its body in memory, and uses it for a retry or a dead letter. No process waits for a"
-        " missing body.",
+        "An entry without a body can never be handled, so it is acknowledged and counted as"
+        " missing, with every version of the server. If the message was already running, the"
+        " worker still has its body in memory, and uses it for a retry or a dead letter. No"
+        " process waits for a missing body.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
@@ -316,7 +318,7 @@ ROWS = (
     Row(
         "F33",
         "A process with threads, locks, file descriptors and TLS sessions is forked.",
-        "A child process inherits no connection of its parent, and no other file descriptor that"
+        "A forked child inherits no connection of its parent, and no other file descriptor that"
         " it does not need. Neither process deadlocks, and the parent's TLS sessions continue to"
         " work.",
         not_on=_WITHOUT_TLS,
