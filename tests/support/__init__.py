@@ -1,1 +1,1 @@
-"""Test infrastructure: servers, a proxy that misbehaves on demand, waiting."""
+"""Test infrastructure, such as servers, daemons, and a proxy that misbehaves on demand."""

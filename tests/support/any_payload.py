@@ -1,4 +1,4 @@
-"""Random payloads of a schema: most values have their type in an odd form, others do not."""
+"""Random payloads of a schema. Most values have their type in an odd form, others do not."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _SYMBOLS = ("true", "false", "null", "[]", "{}", "[{}]")
 
 
 class AnyPayload:
-    """Makes payloads. Equal seeds make equal payloads."""
+    """Makes random payloads. Generators with equal seeds make equal payloads."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
 
     def payload(self, schema: StructType) -> bytes:
-        """Return a payload. Some have another field, a field twice, or more than JSON."""
+        """Return a payload. Some have an extra field, a repeated field, or text beyond JSON."""
         some = self._chance.sample(schema.fields, self._chance.randint(1, 3))
         fields = [f'"{each.name}":{self._space()}{self.value(each.dataType, 0.9)}' for each in some]
         if self._chance.random() < 0.2:
@@ -43,7 +43,7 @@ class AnyPayload:
         return (f"{{{', '.join(fields)}}}" + tail).encode()
 
     def value(self, kind: DataType, typed: float) -> str:
-        """Return the JSON text of a value, which has the type with this probability."""
+        """Return the JSON text of a value. `typed` is the probability that it has the type."""
         if self._chance.random() > typed:
             return self._any(2)
         name = kind.typeName().partition("(")[0]

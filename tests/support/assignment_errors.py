@@ -1,13 +1,14 @@
-"""A daemon whose functions can be made to raise for one of its assignments.
+"""A daemon whose functions can be made to raise errors for one of its assignments.
 
     python -m tests.support.assignment_errors --config streamq.toml …
 
-runs `streamqd` with a wrapper around every function that is called for an assignment, so that one
-of its arguments is the assignment or a part of it. These calls are appended to the file that
-UNIT_ERRORS names: role, name, and whether the call was isolated. A file `STRIKE` next to it, with a
-role, a name and an assignment, makes that call raise, once.
+runs `streamqd` with a wrapper around every function that is called for an assignment, that is, with
+the assignment or a part of it as an argument. The daemon appends these calls to the file that
+UNIT_ERRORS names: the role of the process, the name of the function, and whether the call was
+isolated. To make a call raise once, write its role, its name and an assignment to a file `STRIKE`
+next to that file.
 
-streamqd itself contains no wrappers: they are installed before it forks.
+streamqd itself contains no wrappers. They are installed before it forks.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ PARTS = (
     *("supervisor", "housekeeper", "store", "policy", "logs", "scoreboard", "process"),
     *("registration", "failures", "long_poll", "idle_reason", "schedules"),
 )
-# The seam itself, and its work after an error: a strike there would be a second fault.
+# The seam itself, and the calls that it makes after an error. A strike on one of them would be a
+# second fault.
 SEAM = "isolation"
 
 
 class StruckError(Exception):
-    """The injected error: no code of streamqd expects it."""
+    """The injected error, which no code of streamqd expects."""
 
 
 class Site(NamedTuple):
-    """A function that is called for an assignment in one of the processes."""
+    """A function that one of the processes calls for an assignment."""
 
     role: str
     name: str
@@ -56,10 +58,10 @@ class Places:
     def __init__(self, path: Path) -> None:
         self.sites = path
         self.strike_path = path.with_name("STRIKE")
-        self.first_path = path.with_name("STRIKE-FIRST")  # a strike that leads to the main one
+        self.first_path = path.with_name("STRIKE-FIRST")  # a strike that prepares the main one
 
     def read(self) -> dict[Site, bool]:
-        """Return the calls so far, each with True if it was always isolated."""
+        """Return the calls so far. A call maps to True if it was isolated every time."""
         found: dict[Site, bool] = {}
         if self.sites.exists():
             for line in self.sites.read_text().splitlines():
@@ -76,12 +78,15 @@ class Places:
 
     @property
     def struck(self) -> bool:
-        """True if the strike armed last has happened."""
+        """True if the most recently armed strike has happened."""
         return not self.strike_path.exists()
 
 
 def subject(value: object) -> tuple[str, int, str] | None:
-    """Return the assignment that a value is or refers to; without a group, the group is ''."""
+    """Return the assignment that a value is or refers to, or None if it refers to none.
+
+    If the value names no group, the group is ''.
+    """
     if isinstance(value, Assignment):
         return tuple(value)
     if type(value) is tuple and len(value) == 2 and type(value[1]) is int:
@@ -104,16 +109,19 @@ _OPAQUE = (str, bytes, int, float, bool, list, dict, set, frozenset, type(None))
 
 
 class Watch:
-    """Sees the calls for assignments in this process."""
+    """Observes the calls for assignments in this process."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._isolated: list[tuple[str, int]] = []
         self._seen: set[tuple[str, str, bool]] = set()
-        self._pid = 0  # the process at work; its children do not count
+        self._pid = 0  # the process that is at work, whose children do not count
 
     def seam(self, function: FunctionType) -> Callable[..., Any]:
-        """Wrap isolated calls: `run` of the supervisor, `isolate_task` of the housekeeper."""
+        """Wrap the functions that isolate calls. Return all other functions unchanged.
+
+        These are `run` of the supervisor and `isolate_task` of the housekeeper.
+        """
         if function.__name__ == "run":
             return self._isolating(function, 1)
         if function.__name__ == "isolate_task":
@@ -134,7 +142,10 @@ class Watch:
         return isolated
 
     def turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Note that the process is at work: its earlier calls belong to its start."""
+        """Wrap a function whose first call shows that the process is at work.
+
+        Calls before it belong to the start of the process.
+        """
 
         @wraps(function)
         def begun(*args: Any) -> Any:
@@ -177,11 +188,11 @@ class Watch:
 
 
 def install(path: Path) -> None:
-    """Install the wrappers in all modules that refer to a function."""
+    """Install the wrappers in all modules that refer to a wrapped function."""
     watch = Watch(Places(path))
     streamqd = importlib.import_module("streamqd")
     for part in pkgutil.iter_modules(streamqd.__path__, "streamqd."):
-        if part.name.split(".")[1] in PARTS:  # other parts may need packages of an extra
+        if part.name.split(".")[1] in PARTS:  # other parts may need an extra's packages
             module = importlib.import_module(part.name)
             for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{part.name}."):
                 importlib.import_module(found.name)
@@ -220,7 +231,7 @@ def _wrapped(watch: Watch, module: ModuleType, function: FunctionType) -> Callab
         "housekeeper.promoter:Promoter._run_isolated",
         "housekeeper.promoter:Promoter._forget",
     ):
-        return function  # part of the seam, and called by it after an error
+        return function  # the seam calls this function after an error, so it is part of the seam
     if name in ("supervisor.supervisor:Supervisor._tick", "housekeeper:Housekeeper._round"):
         return watch.turn(function)
     return function if inspect.isgeneratorfunction(function) else watch.call(name, function)

@@ -2,9 +2,10 @@
 
     python tests/support/audit.py FOLDER
 
-The tools are installed in their own environment, FOLDER/venv; FOLDER/sbom.json is the bill
-(CycloneDX). Exit codes: 0 none is known · 1 a vulnerability is known · 75 the advisories, or the
-tools, were not available (a mirror of PyPI often has none), so the result is unknown.
+The tools are installed in their own environment, FOLDER/venv. FOLDER/sbom.json is the bill
+(CycloneDX). The exit code is 0 if no vulnerability is known, and 1 if one is known. It is 75 if the
+advisories or the tools were not available, as on many mirrors of PyPI. In this case, the result is
+unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OURS = "streamqd"
 
 
 def main(folder: Path) -> int:
-    """Audit the environment of this interpreter."""
+    """Audit the environment of the interpreter that runs this script."""
     tools = folder / "venv"
     if not (tools / "bin" / "pip-audit").exists():
         venv.create(tools, with_pip=True, clear=True)
@@ -61,7 +62,7 @@ def judge(packages: list[dict[str, Any]], sbom: Path) -> int:
 
 
 def no_result(why: str) -> int:
-    """Report that the result is unknown, which does not mean that nothing is wrong."""
+    """Report that the result is unknown, which does not mean that there are no vulnerabilities."""
     print(f"not audited: {why}", file=sys.stderr)
     return NO_RESULT
 

@@ -1,7 +1,7 @@
 """A streaming query that starts in an archive while entries are written, archived and trimmed.
 
-The query is stopped at random moments, and started again from its checkpoint. A ledger of all
-confirmed entries is compared with the rows of its batches.
+The query is stopped at random times and restarted from its checkpoint. At the end, a ledger of all
+confirmed entries is compared with the rows in the query's batches.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Entry = tuple[int, str]  # partition, ID
 
 @dataclass
 class Figures:
-    """The result of a trial."""
+    """The results of a trial."""
 
     archived: int = 0  # entries in the archive when the query started
-    live: int = 0  # entries written while it ran
+    live: int = 0  # entries written while the query ran
     batches: int = 0
     stops: int = 0
-    slow_starts: int = 0  # Python processes that took over ten seconds, Spark's limit
+    slow_starts: int = 0  # Python starts that took more than ten seconds, which is Spark's limit
     archive_runs: int = 0  # archive runs while the query ran
     trimmed: int = 0  # entries removed from Redis
     rows: int = 0
@@ -66,7 +66,10 @@ class Figures:
 
 @dataclass
 class BackfillTrial:
-    """One topic, its archive, and a query over both. `rows` entries before and `rows` during it."""
+    """A topic, its archive, and a query that reads both.
+
+    `rows` entries are written before the query starts, and as many again while it runs.
+    """
 
     spark: SparkSession
     server: Server
@@ -81,7 +84,7 @@ class BackfillTrial:
     failures: list[BaseException] = field(default_factory=list)
 
     def run(self, stops: int) -> Figures:
-        """Run the query to the end of all entries, and stop it `stops` times before that."""
+        """Run the query to the end of all entries. It is stopped `stops` times before that."""
         began = time.monotonic()
         link = self._connect()
         topics.create(Store(link, self.keys), TOPIC, config.Topic(partitions=PARTITIONS))
@@ -120,7 +123,7 @@ class BackfillTrial:
         for _page in range(0, self.rows, PAGE):
             self._write(link, min(PAGE, self.rows - self.figures.live))
             self.figures.live = len(self.ledger) - self.rows
-            time.sleep(self.chance.random() * 20 * PAGE / self.rows)  # about ten seconds in all
+            time.sleep(self.chance.random() * 20 * PAGE / self.rows)  # about ten seconds in total
         link.close()
 
     def _keep_archiving(self, stopped: threading.Event) -> None:
@@ -136,7 +139,7 @@ class BackfillTrial:
         return Archive(self.folder, create=True, options=self.store_options)
 
     def _archive(self) -> ArchiveTable:
-        """Archive all present entries, as the tasks and the driver of the pipeline do."""
+        """Archive all entries that exist now, as the tasks and the driver of the pipeline do."""
         table = self._opened().table(TOPIC, create=True)
         assert table is not None
         given = {"url": self.server.url, "subscribe": TOPIC, "minPartitions": "1"}
@@ -153,7 +156,7 @@ class BackfillTrial:
         return table
 
     def _trim(self, link: Connection) -> int:
-        """Remove all archived entries from Redis, as retention may. Return their number."""
+        """Remove all archived entries from Redis, as retention may do. Return their number."""
         table = self._opened().table(TOPIC)
         assert table is not None
         return sum(
@@ -186,12 +189,12 @@ class BackfillTrial:
     # --- the query ---
 
     def _query_until(self, rows: int) -> None:
-        """Run the query until its batches have this number of rows, and stop it in a batch."""
+        """Run the query until its batches have this number of rows, then stop it during a batch."""
         while not self._runs_until(rows):
             self.figures.slow_starts += 1
 
     def _runs_until(self, rows: int) -> bool:
-        """Do the same once. Return False if Spark did not wait for a Python process."""
+        """Make one attempt at this. Return False if Spark gave up waiting for a Python process."""
         query = self._started()
         try:
             wait_until(
@@ -225,7 +228,7 @@ class BackfillTrial:
         return writer.option("checkpointLocation", str(self.home / "checkpoint")).start()
 
     def _keep(self, batch: DataFrame, number: int) -> None:
-        """Store a batch. A repeated batch replaces its rows."""
+        """Store the rows of a batch. A batch that is repeated replaces its rows."""
         new = self.home / f"{number}.new"
         parquet.write_table(batch.toArrow(), new)
         new.replace(self.home / f"{number}.parquet")

@@ -1,21 +1,22 @@
-"""Find the one strike of the nemesis that explains why a message ran again. Pure.
+"""Find the strike of the nemesis that explains why a message ran again. Pure.
 
-A strike explains a repeated message when it hit the process that held the message:
+A strike explains a repeated message if it hit the process that held the message:
 
-    running           The process was in the middle of it: it was the last run that the process
-                      started. There is one per process and strike.
-    not acknowledged  It finished before that last run started, but recently enough
-                      (`ACK_DELAY`) that nothing had to be acknowledged yet, and it took no
-                      longer than `ACK_DELAY` itself: a longer run is acknowledged before the
-                      next one starts. This applies only when a whole instance is struck and
-                      loses its scoreboard or connection. When only a worker is struck, it
+    running           The process was in the middle of the message. It was the last run that the
+                      process started, so there is at most one per process and strike.
+    not acknowledged  The message finished before that last run started, but so recently
+                      (`ACK_DELAY`) that it did not have to be acknowledged yet. It also took no
+                      longer than `ACK_DELAY`, because a longer run is acknowledged before the
+                      next one starts. This applies only if a whole instance is struck and
+                      loses its scoreboard or connection. If only a worker is struck, it
                       applies to failures, which may wait during a quick run that follows.
-    about to begin    The process stood still since its last look at the clock, while its
-                      successor held the message. Then it started this run first. There is one
-                      per process and strike.
+    about to begin    The process had stood still since its last look at the clock, while its
+                      successor held the message, and then started this run first. There is at
+                      most one per process and strike.
 
-A process whose last run finished before the strike holds nothing: it acknowledges immediately,
-unless Redis or its connection was unavailable from the end of that run to the strike.
+A process whose last run finished before the strike holds no message, because it acknowledges
+immediately. The exception is a process that could not reach Redis from the end of that run until
+the strike.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-# The limits that the daemon promises, in seconds.
-ACK_DELAY = 0.02  # longest wait for acknowledgment while other runs start
-# It is also the longest duration of a run that may wait this long.
-QUICK = 0.002  # after a run that took longer, a failure does not wait
-# The allowance between an action of a process and its record in the ledger or the nemesis, in
-# both directions: other processes use the CPU in between. Every report shows the part needed.
+# Limits that the daemon promises, in seconds.
+ACK_DELAY = 0.02  # the longest wait for an acknowledgment while other runs start
+# A run that may wait this long also takes no longer than this itself.
+QUICK = 0.002  # a failure does not wait during a run that takes longer
+# The time allowed between the act of a process and its record in the ledger or the nemesis, in
+# either direction, because other processes use the CPU in between. Every report shows how much of
+# it was needed.
 SLACK = 0.05
-RECONNECT = 4.0  # longest pause of a worker between two attempts to connect, with jitter
+RECONNECT = 4.0  # the longest pause of a worker between two attempts to connect, including jitter
 
 
 class Strike(NamedTuple):
-    """One fault: its kind, target and time (monotonic seconds). `pids` are the workers it touches.
+    """A fault with its kind, its target and its time (monotonic seconds).
 
-    `ended` is when the fault was healed, and equals `began` for an instantaneous fault.
+    `pids` are the workers that the fault affects. `ended` is the time at which the fault was
+    healed; it equals `began` if the fault is instantaneous.
     """
 
     number: int
@@ -50,26 +53,26 @@ class Strike(NamedTuple):
     ended: float
 
 
-# Strikes on one worker. Its supervisor reads the finished work from the scoreboard.
+# Strikes on a single worker. Its supervisor reads the finished work from the scoreboard.
 WORKER = frozenset({"kill worker", "stop worker"})
-# Strikes on a whole instance. Another instance handles the unacknowledged messages.
+# Strikes on a whole instance. Another instance then handles the unacknowledged messages.
 LATE = "late after an outage"
 INSTANCE = frozenset({"kill supervisor", "stop supervisor", "stop host", "cut off", LATE})
-# Strikes after which a process continues where it was.
+# Strikes after which a process continues from where it was.
 STANDSTILL = frozenset({"stop worker", "stop host"})
-# Strikes after which a worker may be killed by its own supervisor, because it is a target or
+# Strikes after which a supervisor may kill its own worker, either because the worker is a target or
 # because its run takes too long.
 DEADLY = frozenset({"kill worker", "stop worker", "stop host"})
-# Either fault alone costs no lease. Together they do: when Redis is back, all leases have
-# expired, and an instance whose connection is half open gets no reply for one round trip.
+# Neither of these faults alone costs a lease, but together they do: when Redis is back, all leases
+# have expired, and an instance whose connection is half open gets no reply for one round trip.
 OUTAGE, DEAF = frozenset({"stop redis", "kill redis"}), "half open"
 NEAR = 2.0  # most seconds between the two faults, and until the takeover
-# During these faults, and until the next attempt to connect, an instance cannot acknowledge.
+# During these faults, and until its next attempt to connect, an instance cannot acknowledge.
 BREAKS = OUTAGE | {"cut off"}
 
 
 class Run(NamedTuple):
-    """One call of the handler. `ended` is inf when it never finished."""
+    """A call of the handler. `ended` is inf if the call never finished."""
 
     number: str
     uid: str
@@ -83,17 +86,20 @@ class Run(NamedTuple):
 
     @property
     def assignment(self) -> tuple[str, str]:
-        """The partition (as in the uid) and the group."""
+        """The partition (as in the uid), and the group."""
         return self.uid.split("/")[1], self.group
 
     @property
     def process(self) -> tuple[int, tuple[str, str], int]:
-        """The process of the run. A pid alone is not unique in a long soak."""
+        """The process of the run. A pid alone would not be unique in a long soak."""
         return self.pid, self.assignment, self.epoch
 
 
 class Causes:
-    """All runs and strikes of a soak. `slack` is the part of SLACK needed so far, in seconds."""
+    """All runs and strikes of a soak.
+
+    `slack` is the part of SLACK that the explanations have needed so far, in seconds.
+    """
 
     def __init__(self, runs: Iterable[Run], strikes: Iterable[Strike]) -> None:
         self.slack = 0.0
@@ -104,7 +110,7 @@ class Causes:
             self._by_process[run.process].append(run)
 
     def explain(self, earlier: Run, later: Run) -> str:
-        """Return the strike that explains why `later` repeats `earlier`, or ''."""
+        """Return the strike that explains why `later` repeats `earlier`, or '' if there is none."""
         found = [
             (needed, strike.number, strike.kind, how)
             for strike in self._strikes
@@ -118,7 +124,7 @@ class Causes:
         return f"{number} {kind}: {how}"
 
     def count_ended(self, runs: Iterable[Run]) -> int:
-        """Return the number of these runs that a strike ended together with their process."""
+        """Return how many of these runs a strike ended together with their process."""
         return sum(
             any(
                 strike.kind in DEADLY
@@ -131,7 +137,7 @@ class Causes:
         )
 
     def last(self, pid: int, partition: str, group: str) -> Run | None:
-        """Return the last run that a process started, or None."""
+        """Return the last run that a process started in a partition and group, or None."""
         ends = [
             of_process[-1]
             for of_process in self._by_process.values()
@@ -140,7 +146,7 @@ class Causes:
         return max(ends, key=lambda run: run.began, default=None)
 
     def excuse(self, run: Run) -> bool:
-        """Return True if `run` may start under an old epoch: its process had stood still."""
+        """Return True if `run` may start under an old epoch because its process had stood still."""
         return any(
             self._about_to_begin(run, strike) <= SLACK
             for strike in self._strikes
@@ -155,12 +161,12 @@ class Causes:
             return self._in_flight(earlier, strike)
         if later.pid in strike.pids and later.epoch < earlier.epoch and went_on:
             return "about to begin", self._about_to_begin(later, strike)
-        return "", inf  # also when a process repeats its own run: it knows its own finished work
+        return "", inf  # a process never repeats its own run: it knows its finished work
 
     def _about_to_begin(self, run: Run, strike: Strike) -> float:
         if strike.kind not in STANDSTILL:
             return inf
-        # It was certainly at a standstill in the middle of the strike.
+        # In the middle of the strike, the process was certainly standing still.
         middle = (strike.began + strike.ended) / 2
         of_process = self._by_process[run.process]
         first = bisect_left(of_process, middle, key=lambda each: each.began)
@@ -179,7 +185,7 @@ class Causes:
         if run is last:
             return "running", needed
         if run.well and strike.kind in WORKER:
-            return "", inf  # its supervisor reads in the scoreboard that it finished
+            return "", inf  # its supervisor reads in the scoreboard that the run finished
         if run.ended - run.began > ACK_DELAY:
             return "", inf
         behind = [each for each in of_process[:-1] if each.began >= run.began]
@@ -189,7 +195,7 @@ class Causes:
         return "not acknowledged", max(needed, waited - ACK_DELAY)
 
     def _settled_before(self, last: Run, strike: Strike) -> float:
-        """Return how long the last run of a process could have been settled before the strike."""
+        """Return how long before the strike a process could have settled its last run (seconds)."""
         away = [
             (each.began, each.ended + RECONNECT)
             for each in self._strikes
@@ -201,7 +207,7 @@ class Causes:
         return strike.began - last.ended
 
     def _seconds_frozen(self, run: Run, last: Run) -> float:
-        """Return how long the process stood still between the end of `run` and `last`."""
+        """Return the seconds for which the process stood still between `run` and `last`."""
         return sum(
             max(0.0, min(each.ended, last.began) - max(each.began, run.ended))
             for each in self._strikes
@@ -210,7 +216,7 @@ class Causes:
 
 
 def _merge_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge spans that touch."""
+    """Merge time spans that touch or overlap."""
     found: list[tuple[float, float]] = []
     for began, ended in sorted(spans):
         if found and began <= found[-1][1]:
@@ -221,7 +227,7 @@ def _merge_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, floa
 
 
 def _find_late_returns(strikes: list[Strike]) -> list[Strike]:
-    """Return the instances that could not renew their leases when Redis was back, as strikes."""
+    """Return strikes for the instances that could not renew their leases once Redis was back."""
     return [
         Strike(deaf.number, LATE, deaf.whom, deaf.pids, outage.began, outage.ended + NEAR)
         for outage in strikes

@@ -1,4 +1,4 @@
-"""A server with a shifted clock, with libfaketime."""
+"""A server whose clock is shifted with libfaketime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LEAVINGS = ("/dev/shm/faketime_shm_{pid}", "/dev/shm/sem.faketime_sem_{pid}")
 
 
 class Clock:
-    """The offset of a server's clock from the real one. Skips where it cannot be set."""
+    """The offset between a server's clock and the real one.
+
+    The test is skipped if the clock cannot be set.
+    """
 
     def __init__(self, server: ProcessServer) -> None:
         if not FAKETIME.exists():
@@ -38,7 +41,7 @@ class Clock:
         server.restart()
 
     def jump_to(self, seconds: int) -> None:
-        """Set the clock this many seconds ahead of the real one."""
+        """Set the clock to a number of seconds ahead of the real one."""
         new = self._path.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
         new.rename(self._path)
@@ -46,7 +49,7 @@ class Clock:
 
 @cache
 def _starts(binary: Path) -> bool:
-    """Return True if a program starts with the library at all."""
+    """Return True if a program starts at all with the library."""
     command, environment = [str(binary), "--version"], os.environ | {"LD_PRELOAD": str(FAKETIME)}
     try:
         subprocess.run(command, env=environment, check=True, timeout=10, capture_output=True)

@@ -1,6 +1,6 @@
-"""A Redis Cluster of local processes: three masters and their replicas on loopback ports.
+"""A Redis Cluster of local processes: three masters with their replicas on loopback ports.
 
-It is created with commands, without redis-cli, and fails over quickly:
+It is created with plain commands, without redis-cli, and fails over quickly:
 
     with Cluster(find_binary("valkey")) as cluster:
         cluster.master_of("stream:topic:{orders:p:0}").kill()
@@ -26,7 +26,10 @@ BUS = 10_000
 
 
 class Node(ProcessServer):
-    """A node; `call` addresses it alone. With `certificates` it uses only TLS, on the bus too."""
+    """A node of the cluster. With `certificates`, it uses only TLS, even on the cluster bus.
+
+    `call` sends commands to this node alone.
+    """
 
     def __init__(self, binary: Path, certificates: Path | None, **more: str) -> None:
         self._certificates = certificates
@@ -56,7 +59,7 @@ class Node(ProcessServer):
     def settings(self) -> config.Redis:
         if self._certificates is None:
             return super().settings
-        # Over TLS, it sends clients the TLS ports.
+        # A client that connects over TLS gets the TLS ports.
         return tls.settings(f"rediss://127.0.0.1:{self._port}", self._certificates)
 
     def call(self, *command: Any) -> Any:
@@ -64,14 +67,14 @@ class Node(ProcessServer):
         return self._link.execute(*command)
 
     def refusals(self, code: str) -> int:
-        """Return the number of error replies with this code since the node started."""
+        """Return how many error replies with this code the node has sent since it started."""
         for line in self.call("INFO", "errorstats").decode().splitlines():
             if line.startswith(f"errorstat_{code}:"):
                 return int(line.partition("=")[2].partition(",")[0])
         return 0
 
     def state(self) -> dict[str, str]:
-        """Return CLUSTER INFO."""
+        """Return the reply to CLUSTER INFO."""
         text = self.call("CLUSTER", "INFO").decode()
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
@@ -81,7 +84,7 @@ class Node(ProcessServer):
         return found.decode()
 
     def migrate(self, target: Node, *keys: str | bytes) -> None:
-        """Move keys as a resharding tool does."""
+        """Move keys to another node, as a resharding tool does."""
         self.call("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
 
     def kill(self) -> None:
@@ -94,7 +97,10 @@ class Node(ProcessServer):
 
 
 class Cluster:
-    """The nodes. `masters` and `replicas` are the roles at the start: a failover changes them."""
+    """The nodes of a cluster.
+
+    `masters` and `replicas` list the roles at the start, which a failover changes.
+    """
 
     def __init__(
         self,
@@ -118,12 +124,12 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Two of the nodes, which is enough to find the others."""
+        """A URL with two of the nodes, which are enough to find the others."""
         first, last = self.masters[0], (self.replicas or self.masters)[-1]
         return f"{self._scheme}+cluster://127.0.0.1:{first.port},127.0.0.1:{last.port}"
 
     def master_for_key(self, key: str) -> Node:
-        """Return the running node that serves the slot of a key now."""
+        """Return the running node that currently serves the slot of a key."""
         address = self.map().master_for_slot(key_slot(key))
         assert address is not None
         return next(node for node in self.nodes if node.port == address.port)
@@ -143,11 +149,11 @@ class Cluster:
         return SlotMap.parse(node.call("CLUSTER", "SLOTS"), _address(node))
 
     def wait_ok(self, timeout: float = READY_SECONDS) -> None:
-        """Wait until all running nodes agree that all slots are served, and by which nodes."""
+        """Wait until all running nodes agree that all slots are served, and on who serves them."""
         wait_until(self._agree, timeout=timeout, what="the cluster is well", every=0.05)
 
     def wait_promoted(self, node: Node, timeout: float = READY_SECONDS) -> None:
-        """Wait until a replica has become master and all nodes know it."""
+        """Wait until a replica has become master and all nodes know about it."""
         wait_until(
             lambda: node.role() == "master" and self._agree(),
             timeout=timeout,
@@ -167,7 +173,7 @@ class Cluster:
         return [key.decode() for node in masters for key in node.call("KEYS", "*")]
 
     def begin_move(self, key: str) -> tuple[Node, Node]:
-        """Start moving the slot of a key to another node: both nodes know, but no key has moved."""
+        """Start to move the slot of a key. Both nodes know about it, but no key has moved yet."""
         source = self.master_for_key(key)
         others = (node for node in self.nodes if node is not source and node.role() == "master")
         target = next(others)
@@ -236,7 +242,10 @@ class Cluster:
 
 
 def _ports() -> tuple[int, int]:
-    """Return a port, and the port of the cluster bus, which has a fixed offset before version 7."""
+    """Return a free port together with the port of the cluster bus.
+
+    Before version 7, the bus port has a fixed offset from the other port.
+    """
     while True:
         port = free_port()
         bus = port + BUS

@@ -1,4 +1,4 @@
-"""An OTLP collector on loopback: it receives spans over HTTP, as protobuf, and keeps them."""
+"""An OTLP collector on loopback, which receives spans as protobuf over HTTP and keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
 
 @dataclass(frozen=True)
 class Received:
-    """One span. IDs are in hex, and `links` are pairs of a trace and a span."""
+    """A received span. IDs are in hex, and `links` contains pairs of a trace and a span."""
 
     name: str
     kind: str
@@ -28,31 +28,31 @@ class Received:
     links: list[tuple[str, str]]
     attributes: dict[str, Any]
     error: bool
-    status: str  # the text of the status
+    status: str  # the text of the span's status
     events: list[dict[str, Any]]
     seconds: float
     resource: dict[str, Any] = field(repr=False)
 
     @property
     def ids(self) -> tuple[str, str]:
-        """The trace and the span, as links name them."""
+        """The IDs of trace and span, as links name them."""
         return self.trace_id, self.span_id
 
 
 class Collector:
-    """The spans that were received at `address`."""
+    """A collector that keeps the spans received at `address`."""
 
     def __init__(self) -> None:
         self.address = ""
-        self.refuses = False  # it answers 503
-        self.hangs = False  # it accepts connections and never answers
+        self.refuses = False  # if True, it answers 503
+        self.hangs = False  # if True, it accepts connections and never answers
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._spans: list[Received] = []
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that point the SDK at this collector, with short waits."""
+        """The environment variables that point the SDK at this collector, with short waits."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}",
             "OTEL_BSP_SCHEDULE_DELAY": "50",
@@ -61,7 +61,7 @@ class Collector:
     def spans(self, start: str = "", **attributes: Any) -> list[Received]:
         """Return the spans whose name starts with a text and that have these attributes.
 
-        `__` stands for the dots of an attribute's name.
+        In the name of a keyword argument, write `__` for the dots in the attribute's name.
         """
         wanted = {name.replace("__", "."): value for name, value in attributes.items()}
         with self._lock:
@@ -73,7 +73,7 @@ class Collector:
             ]
 
     def wait(self, count: int, start: str = "", timeout: float = 20.0, **attributes: Any) -> Any:
-        """Wait until at least `count` such spans are there, and return them."""
+        """Wait until at least `count` such spans have arrived, and return them."""
         wait_until(
             lambda: len(self.spans(start, **attributes)) >= count,
             timeout=timeout,
@@ -100,7 +100,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Run a collector."""
+    """Run a collector while the block runs."""
     collector = Collector()
     with receiving(collector._take) as collector.address:
         try:

@@ -1,4 +1,4 @@
-"""Shared parts of the command tests: fixture types, and reading a command's JSON."""
+"""Parts that the tests of commands share: fixture types, and a reader for JSON output."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ HarnessAt = Callable[..., Harness]
 
 
 def document(result: Result) -> Any:
-    """Return the document that `--json` printed."""
+    """Return the document that a command printed because of `--json`."""
     return json.loads(result.stdout)

@@ -1,16 +1,17 @@
-"""Conservation: at every instant each message is in exactly one place, acknowledged, or counted.
+"""Conservation: at any time, each message is in exactly one place, acknowledged, or counted.
 
     sent = acknowledged + dead + pending + delayed + retry + unread + dropped and counted
 
-`Conservation.check` reads the places of all messages of a group on a partition with one read-only
-script (message_places.lua) and compares them with the ledger. A message in no place must have been
-handled successfully, because nothing else may be acknowledged. A settled message never comes back,
-and the epoch of the fence never falls.
+`Conservation.check` reads the places of all messages of a group in a partition with one read-only
+script (message_places.lua), and compares them with the ledger. A message that is in no place must
+have been handled successfully, because no other message may be acknowledged. A settled message
+never comes back, and the epoch of the fence never decreases.
 
-Where a limit may drop messages (`drops`), the number of messages that are in no place and not
-handled must not exceed the losses that the same script finds counted. It must be at least the
-number lost unread, because no process can have handled those. Messages that may expire (`expiring`)
-may also be acknowledged unhandled; the caller compares the product's count with `unhandled`.
+If a limit may drop messages (`drops`), some messages are in no place without having been handled.
+Their number must not exceed the losses that the product has counted, which the same script reads.
+It must be at least the number lost unread, because no process can have handled those. Messages that
+may expire (`expiring`) may be acknowledged without being handled. In that case, the caller compares
+the product's count with `unhandled`.
 """
 
 from __future__ import annotations
@@ -31,25 +32,29 @@ PLACES = ("unread", "pending", "delayed", "retry unread", "retry pending", "dead
 
 
 class MessagePlaces(NamedTuple):
-    """Where the messages of an assignment are: number -> places. Several places are an error.
+    """The places of an assignment's messages, by message number. Several places are an error.
 
-    `lost_unread` and `lost_pending` are the losses to a limit, as the product counts them.
+    `lost_unread` and `lost_pending` are the numbers of messages lost to a limit, as counted by the
+    product.
     """
 
     epoch: int
     places: dict[str, list[str]]
-    charges: dict[str, int]  # number -> crashes
+    charges: dict[str, int]  # message number -> crashes
     lost_unread: int
     lost_pending: int
 
     @property
     def missing_entries(self) -> int:
-        """Pending entries without a body: a limit removed it, and the loss is not counted yet."""
+        """The number of pending entries without a body.
+
+        A limit removed the bodies, and these losses are not counted yet.
+        """
         return self.places.get("?", []).count("pending")
 
     @property
     def lost(self) -> int:
-        """All messages lost to a limit."""
+        """The number of messages that were lost to a limit."""
         return self.lost_unread + self.lost_pending + self.missing_entries
 
     @classmethod
@@ -68,7 +73,10 @@ class MessagePlaces(NamedTuple):
 def read_places(
     link: Connection, keys: Keys, assignments: Iterable[Assignment]
 ) -> dict[Assignment, MessagePlaces]:
-    """Take a picture of each assignment. Raises RedisResponseError, RedisUnavailableError."""
+    """Read the places of all messages of each assignment.
+
+    Raises RedisResponseError, RedisUnavailableError.
+    """
     assignments = list(assignments)
     found = {}
     for assignment, reply in zip(
@@ -97,10 +105,10 @@ def _call(keys: Keys, assignment: Assignment) -> tuple[str | int, ...]:
 
 
 class Conservation:
-    """Checks a working fleet repeatedly against its ledger.
+    """Compares a working fleet with its ledger, as often as needed.
 
     The text of a `sent` record and of a run starts with the number of the message.
-    `partition_for_number` derives the partition from that number.
+    `partition_for_number` derives the partition from this number.
     """
 
     def __init__(
@@ -113,17 +121,21 @@ class Conservation:
         drops: bool = False,
         expiring: Collection[str] = (),
     ) -> None:
-        """`expiring` are numbers; the caller may add more, before it sends them."""
+        """Prepare the checks of these assignments.
+
+        `expiring` contains the numbers of messages that may expire. The caller may add more
+        numbers, but must do so before sending the messages.
+        """
         self.link = link
         self.keys = keys
         self.assignments = list(assignments)
         self.checks = 0
         self.violations: list[str] = []
         self.last: dict[Assignment, MessagePlaces] = {}
-        self.charges: dict[tuple[str, str], int] = {}  # group, number -> the most crashes seen
+        self.charges: dict[tuple[str, str], int] = {}  # group, number -> most crashes seen
         self.unhandled: dict[
             Assignment, set[str]
-        ] = {}  # numbers in no place at the last check and not handled
+        ] = {}  # numbers that were in no place at the last check and were not handled
         self._drops = drops
         self._expiring = expiring
         self._partitions = len({assignment.partition for assignment in self.assignments})
@@ -140,9 +152,12 @@ class Conservation:
         }
 
     def check(self) -> None:
-        """Check once and note the violations. Raises RedisResponseError, RedisUnavailableError."""
-        # Messages sent before the picture must be in it. Messages no longer in it must have
-        # finished before it was taken, so the ledger is read again.
+        """Check once, and record all violations.
+
+        Raises RedisResponseError, RedisUnavailableError.
+        """
+        # Messages that were sent before the places are read must be in one of them. Messages that
+        # are in none must have finished earlier, so the ledger is read again afterwards.
         self._read_ledger()
         seen = read_places(self.link, self.keys, self.assignments)
         self._read_ledger(new_too=False)
@@ -152,12 +167,12 @@ class Conservation:
         self.checks += 1
 
     def count_unfinished(self) -> Counter[str]:
-        """Return the number of messages in each place at the last check, except dead letters."""
+        """Return the number of messages in each place at the last check, without dead letters."""
         found = (names for now in self.last.values() for names in now.places.values())
         return Counter(name for names in found for name in names if name != "dead")
 
     def dead_letter_numbers(self) -> dict[str, set[str]]:
-        """Return the numbers of the dead letters of each group at the last check."""
+        """Return the message numbers of each group's dead letters at the last check."""
         found: dict[str, set[str]] = {assignment.group: set() for assignment in self.assignments}
         for assignment, now in self.last.items():
             found[assignment.group] |= {n for n, names in now.places.items() if "dead" in names}
@@ -180,7 +195,7 @@ class Conservation:
         gone = self._open[assignment] - places.keys()
         unhandled = self.unhandled[assignment] = gone - self._ended[assignment.group]
         if self._drops:
-            # A handler may still hold a lost message, and set it aside for a retry.
+            # A handler may still hold a lost message and set it aside for a retry.
             gone -= unhandled
             self._compare_with_counters(assignment, now, unhandled)
         else:
@@ -208,7 +223,7 @@ class Conservation:
             self.violations.append(sentence)
 
     def _read_ledger(self, *, new_too: bool = True) -> None:
-        """Read new ledger records; without `new_too`, only finished runs."""
+        """Read new records of the ledger. If `new_too` is False, read only finished runs."""
         records = self._ledger.since(self._read)
         for record in records:
             if record.kind == "end":
@@ -223,10 +238,10 @@ class Conservation:
 
 
 def partition_for_number(number: str, partitions: int) -> int:
-    """Return the partition for a message number."""
+    """Return the partition that a message number belongs to."""
     return int(number) % partitions
 
 
 def message_number(record: Record) -> str:
-    """Return the message number of a record."""
+    """Return the number of the message that a record is about."""
     return record.text.partition(" ")[0]

@@ -28,11 +28,14 @@ NO_BROWSER = pytest.mark.skipif(
     reason=f"no browser: {CHROMIUM} is not installed",
 )
 START_SECONDS = 30.0
-EVENTS = 10  # events of a live page while the commands are counted
+EVENTS = 10  # number of events of a live page during which commands are counted
 
 
 class ConsoleProcess:
-    """`streamqd console` with a configuration file. `url` is its address without the token."""
+    """A `streamqd console` process with a configuration file.
+
+    `url` is its address without the token.
+    """
 
     def __init__(self, config_path: Path, *arguments: str) -> None:
         command = [sys.executable, "-m", "streamqd", "--config", str(config_path), "console"]
@@ -66,16 +69,16 @@ class ConsoleProcess:
         return self.process.stdout.readline().rstrip("\n")
 
     def next_link(self) -> str:
-        """Return the next link that the console prints, after the last one was used."""
+        """Return the link that the console prints after the previous link was used."""
         return self._line().removeprefix("console: ")
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 15.0) -> int:
-        """Send a signal and return the exit code."""
+        """Send a signal, wait for the exit, and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
     def close(self) -> None:
-        """Kill it if it still runs."""
+        """Kill the process if it is still running."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -90,7 +93,7 @@ class ConsoleProcess:
 
 
 class Seen:
-    """The requests, errors, dialogs and violations of the policy of a page, as they happen."""
+    """Records the requests, errors, dialogs and policy violations of a page as they happen."""
 
     def __init__(self, page: Any) -> None:
         self.requests: list[str] = []
@@ -100,14 +103,14 @@ class Seen:
         self._listeners = {
             "request": lambda each: self.requests.append(each.url),
             "pageerror": lambda each: self.errors.append(str(each)),
-            "console": self._message,  # chromium writes violations there too
+            "console": self._message,  # chromium also writes violations to the console
             "dialog": self._dialog,
         }
         for event, listener in self._listeners.items():
             page.on(event, listener)
 
     def close(self) -> None:
-        """Stop watching the page."""
+        """Stop observing the page."""
         for event, listener in self._listeners.items():
             self._page.remove_listener(event, listener)
 
@@ -121,7 +124,7 @@ class Seen:
 
 
 class LiveReader:
-    """The open stream of a page, as 50 browsers would have it, read by a thread."""
+    """A thread that reads the stream of an open page, as any of 50 browsers would."""
 
     def __init__(self, console: ConsoleProcess, cookie: str, page: str = "/") -> None:
         self.parts = 0
@@ -146,18 +149,18 @@ class LiveReader:
 
 
 class CommandRates(NamedTuple):
-    """What consoles send to Redis: commands in the median event of a page, and per second.
+    """The commands that consoles send to Redis: in the median event of a page, and per second.
 
-    Some facts are read every ten seconds, so the median event of an idle machine has no such read.
-    On a busy machine an event takes longer and contains more of them, but there are fewer events
-    per second. More pages cost more only if both rates are higher.
+    Some facts are read every ten seconds, so the median event on an idle machine contains no such
+    read. On a busy machine, each event takes longer and contains more of them, but there are fewer
+    events per second. Additional pages cost more only if both rates are higher.
     """
 
     per_event: float
     per_second: float
 
     def ratio(self, other: CommandRates) -> float:
-        """Return how many times as high as the other ones these rates are."""
+        """Return the ratio of these rates to another pair. Of both ratios, the lower one counts."""
         return min(mine / theirs for mine, theirs in zip(self, other, strict=True))
 
 
@@ -187,7 +190,7 @@ def command_rates(
 
 
 def commands_sent(daemon: Daemon) -> int:
-    """Return how many commands the connections of consoles have sent."""
+    """Return the number of commands that the consoles' connections have sent."""
     rows = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
     fields = [dict(each.split("=", 1) for each in row.split(" ") if "=" in each) for row in rows]
     return sum(int(each["tot-cmds"]) for each in fields if each["name"] == "streamqd:console")

@@ -1,9 +1,10 @@
-"""A Spark job that copies the topic `orders` into the topic `copy`, exactly once.
+"""A Spark job that copies the topic `orders` to the topic `copy` exactly once.
 
     streamqd pipeline run tests.support.copy_job:copy --checkpoints FOLDER
 
-It stops after the rows that existed at its start. Rows are distributed over as many tasks as there
-are cores, so a batch that is repeated with other cores has other tasks and another order.
+It stops after the rows that existed when it started. Rows are distributed over as many tasks as
+there are cores. If a batch is repeated with another number of cores, it therefore has other tasks
+and another order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ BATCH = "2000"
 
 
 def copy(job: Job) -> None:
-    """Start the query."""
+    """Start the query of the job."""
     rows = job.stream(
         SOURCE, includeHeaders="true", includeFields="true", maxOffsetsPerTrigger=BATCH
     )

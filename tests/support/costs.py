@@ -1,10 +1,10 @@
 """Measure the cost of work in counts that are the same on every machine.
 
-A round trip is a write by this process after a read; the sockets count it. The counts of commands
-and script calls come from the server, including commands within scripts.
+A round trip is a write of this process that follows a read. The sockets count the round trips. The
+counts of commands and script calls come from the server, and include commands within scripts.
 
-docs/internals/counted-costs.md lists the costs. A test that measures a cost compares it with its
-row there, or writes the row (`make bench NAME=costs`).
+docs/internals/counted-costs.md lists the costs. A test that measures a cost compares it with the
+cost in that page's row, or writes the row (`make bench NAME=costs`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORIGINAL = socket.socket
 
 
 class Cost:
-    """The counts: `commands` by name in lower case, and `trips`."""
+    """The cost of some work: `commands` by lower-case name, and round trips (`trips`)."""
 
     def __init__(self, commands: Counter[str] | None = None, trips: int = 0) -> None:
         self.commands = commands or Counter()
@@ -39,12 +39,12 @@ class Cost:
 
     @property
     def total(self) -> int:
-        """All commands, including those within scripts."""
+        """The number of all commands, including those within scripts."""
         return sum(self.commands.values())
 
     @property
     def sent(self) -> Counter[str]:
-        """The commands by name. They equal the sent commands only if no script ran."""
+        """The commands by name. If no script ran, they are exactly the commands that were sent."""
         return Counter({name: count for name, count in self.commands.items() if count})
 
     def __sub__(self, other: Cost) -> Cost:
@@ -62,13 +62,13 @@ class Cost:
 
 
 class CountingSocket(socket.socket):
-    """Counts the round trips of all connections together."""
+    """A socket that counts the round trips of all connections together."""
 
     trips = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._asks = False  # something was written since the last read
+        self._asks = False  # True if there was a write since the last read
 
     def _ask(self) -> None:
         if not self._asks:
@@ -95,7 +95,10 @@ class CountingSocket(socket.socket):
 
 
 class Meter:
-    """Counts the work of one server; `link` is opened first and is not counted."""
+    """Counts the work of one server.
+
+    The connection `link` is opened before the count starts, so its own work is not counted.
+    """
 
     def __init__(self, link: Connection) -> None:
         self._link = link
@@ -103,7 +106,7 @@ class Meter:
 
     @contextmanager
     def measuring(self) -> Iterator[Cost]:
-        """Fill in the cost of a block at its end."""
+        """Yield a cost, and fill it in when the block ends."""
         cost = Cost()
         before, trips = self._read_command_counts(), CountingSocket.trips
         yield cost
@@ -124,7 +127,7 @@ class Meter:
 
 @contextmanager
 def counting_sockets() -> Iterator[None]:
-    """Count the round trips of every socket made in the block."""
+    """Count the round trips of every socket that is created in the block."""
     socket.socket = CountingSocket  # type: ignore[misc]
     try:
         yield
@@ -133,23 +136,26 @@ def counting_sockets() -> Iterator[None]:
 
 
 class Page:
-    """The tables of costs; it `writes` rows, or `judges` them, or neither."""
+    """The page with the tables of costs.
+
+    If `writes` is True, rows are written. Otherwise, rows are checked if `judges` is True.
+    """
 
     def __init__(self) -> None:
         self.writes = bool(os.environ.get("COSTS"))
         self.judges = True
 
     def check_cost(self, what: str, cost: Cost, *, assignments: float = 1.0, per: str) -> None:
-        """Check, or write, the row that gives `cost` per assignment."""
+        """Check or write the row with this cost, divided by the number of assignments."""
         numbers = [_number(n / assignments) for n in (cost.trips, cost.scripts, cost.total)]
         self.check_row(what, per, *numbers)
 
     def check_row(self, what: str, *cells: str) -> None:
-        """Check, or write, a row."""
+        """Check or write a row."""
         self._row(what, cells, judged=self.judges)
 
     def write_row(self, what: str, *cells: str) -> None:
-        """Write a row that is not checked."""
+        """Write a row that is never checked."""
         self._row(what, cells, judged=False)
 
     def _row(self, what: str, cells: tuple[str, ...], *, judged: bool) -> None:
@@ -170,9 +176,9 @@ def _number(value: float) -> str:
 # --- stored data ----------------------------------------------------------------------------------
 
 DAY = 86_400.0
-FEW, MANY = 100, 10_000  # nothing may cost more with many than with few
+FEW, MANY = 100, 10_000  # work must not cost more with many entries than with few
 
-# The server itself writes them, for speed: there are ten thousand of each kind.
+# The server itself writes them to save time, because there are ten thousand of each kind.
 _STREAM = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'payload', ARGV[2]) end"
 _LETTERS = """local time, id = redis.call('TIME'), '*'
 local old = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[3])
@@ -188,17 +194,17 @@ redis.call('HSET', KEYS[2], member, cmsgpack.pack({'payload', ARGV[2]})) end"""
 
 
 def seed_backlog(harness: Harness, count: int, body: str = "x") -> None:
-    """Add `count` unread messages."""
+    """Add unread messages."""
     harness.do("EVAL", _STREAM, 1, harness.stream, count, body)
 
 
 def seed_dead_letters(harness: Harness, count: int, body: str = "x", age: float = 0.0) -> None:
-    """Add `count` dead letters, `age` seconds old, the oldest first."""
+    """Add dead letters. They are `age` seconds old, and the oldest comes first."""
     harness.do("EVAL", _LETTERS, 1, harness.dlq, count, body, round(age * 1000))
 
 
 def seed_retries(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
-    """Add `count` retries, due in `ahead` seconds and each a millisecond later."""
+    """Add retries. The first is due in `ahead` seconds, and each next one a millisecond later."""
     harness.do(
         "EVAL", _DELAYED, 2, harness.delayed, harness.items, count, body, round(ahead * 1000)
     )
@@ -212,12 +218,12 @@ def seed_delayed(harness: Harness, count: int, body: str = "x", ahead: float = D
 
 
 def seed_undue_entries(harness: Harness, count: int) -> None:
-    """Add `count` entries of each kind that is not due now."""
+    """Add `count` entries of each kind that is not due yet."""
     seed_dead_letters(harness, count)
     seed_delayed(harness, count)
 
 
 def seed_pending(harness: Harness, count: int, consumer: str = "w") -> None:
-    """Add `count` pending messages."""
+    """Add pending messages of a consumer."""
     seed_backlog(harness, count)
     harness.fetch(count, consumer)

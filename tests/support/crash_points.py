@@ -2,13 +2,13 @@
 
     python -m tests.support.crash_points --config streamq.toml …
 
-runs `streamqd` with all points in place. To arm a point, write a file `POINT@WHERE` into the folder
-that STRIKES names. The file contains `KILL` or `STOP`, the signal that the process sends to itself,
-and the number of times the point is passed first. WHERE is the number of the partition, or `-`
-where there is none. A point strikes once, in the first process that reaches it. The pid of that
-process is then in `POINT@WHERE.struck`.
+runs `streamqd` with all points in place. To arm a point, write a file `POINT@WHERE` to the folder
+that STRIKES names. The file contains `KILL` or `STOP`, which is the signal that the process sends
+to itself, and the number of times that the point is passed before the strike. WHERE is the number
+of the partition, or `-` if the point belongs to none. A point strikes once, in the first process
+that reaches it. The pid of that process is then in `POINT@WHERE.struck`.
 
-streamqd itself contains no points: they are wrapped around its functions before it forks.
+streamqd itself contains no crash points. They are wrapped around its functions before it forks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerLoop
 
 VARIABLE = "STRIKES"  # the environment variable that names the folder
-LOOK_SECONDS = 2.0  # longest time between two runs of a housekeeper task
+LOOK_SECONDS = 2.0  # the longest time between two runs of a housekeeper task
 
 # Points between steps that are not scripts, in the order in which they are reached.
 WORKER = {
@@ -139,23 +139,23 @@ ELSEWHERE = {
 _MOVERS = ("message_promote", "stream_trim", "dead_purge")  # called even with nothing to do
 _PARTITION = re.compile(rb":p:(\d+)\}")
 _passed: Counter[Path] = Counter()
-_own = "-"  # the partition of this process, in a worker
+_own = "-"  # in a worker, the partition of this process
 
 
 class Strikes:
-    """The folder, for a test that arms points."""
+    """The folder of armed points, for use by a test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
 
     def arm(self, point: str, where: int | str, act: str, after: int = 0) -> None:
-        """Arm a point: strike when it is reached, after it was passed `after` times."""
+        """Arm a point. It strikes when it is reached after it was passed `after` times."""
         assert point in POINTS, point
         (self.folder / f"{point}@{where}").write_text(f"{act} {after}")
 
     def struck(self, point: str, where: int | str) -> int | None:
-        """Return the pid of the struck process once it is stopped or dead; None before."""
+        """Return the pid of the struck process once it is stopped or dead, or None before that."""
         path = self.folder / f"{point}@{where}.struck"
         if not path.exists():
             return None
@@ -164,12 +164,13 @@ class Strikes:
             status = psutil.Process(pid).status()
         except psutil.NoSuchProcess:
             return pid
-        # The file is written before the signal: a process resumed too early would stop afterwards.
+        # The file is written before the signal. If the process were resumed now, it might stop only
+        # afterwards.
         return pid if status in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) else None
 
 
 def reach(point: str, where: str = "") -> None:
-    """Strike this process if the point is armed."""
+    """Strike this process if the point is armed for the given place."""
     path = Path(os.environ[VARIABLE]) / f"{point}@{where or _own}"
     try:
         act, after = path.read_text().split()
@@ -186,7 +187,7 @@ def reach(point: str, where: str = "") -> None:
 
 
 def point_name(script: Script, argv: Sequence[Any]) -> str:
-    """Return the point name for a call: the name of the script, or of one use of it."""
+    """Return the point's name for a call, which is the script's name or names one use of it."""
     keys, values = argv[: len(script.keys)], argv[len(script.keys) :]
     special = {
         "quarantine_mark": ("quarantine_end", lambda: not values[3]),
@@ -199,7 +200,7 @@ def point_name(script: Script, argv: Sequence[Any]) -> str:
 
 
 def partition_number(argv: Sequence[Any]) -> str:
-    """Return the number of the partition that the keys of a call belong to, or `-`."""
+    """Return the number of the partition that a call's keys belong to, or `-` if there is none."""
     found = _PARTITION.search(_bytes(argv[0]))
     return found[1].decode() if found else "-"
 
@@ -212,7 +213,7 @@ def _bytes(word: str | bytes) -> bytes:
 
 
 def install() -> None:
-    """Install all points. Call it once, before anything forks."""
+    """Install all points. Call this once, before anything forks."""
     _wrap(Connection, "run", before=_before_call, after=_after_call)
     _wrap(Connection, "run_each", before=_before_calls, after=_after_calls)
     _wrap(Fetcher, "send_round", before=_before_fetch, after=_after_fetch_sent)
@@ -253,7 +254,10 @@ def _wrap(
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
 ) -> None:
-    """Wrap a method: `before` gets its arguments, `after` the result and its arguments."""
+    """Wrap a method with calls before and after it.
+
+    `before` gets the arguments of the method. `after` gets its result, followed by the arguments.
+    """
     inner: Any = getattr(owner, name)
 
     @wraps(inner)
@@ -330,7 +334,10 @@ def _wrap_handler() -> None:
 
 
 def _reach_in_partition(point: str, at: int = 0) -> Callable[..., None]:
-    """Return a hook that reaches `point` in the partition of the argument at position `at`."""
+    """Return a hook that reaches a point in the partition of one of its arguments.
+
+    `at` is the position of this argument.
+    """
 
     def reach_here(*args: Any) -> None:
         reach(point, str(args[at].assignment.partition))
@@ -343,7 +350,7 @@ def _reach_anywhere(point: str) -> Callable[..., None]:
 
 
 def _shorten_interval(_none: None, task: Task, *_: object) -> None:
-    """Shorten the interval of rare housekeeper tasks, to avoid a wait of half a minute."""
+    """Shorten the interval of rare housekeeper tasks, to avoid waiting for half a minute."""
     task.every = min(task.every, LOOK_SECONDS)
 
 
@@ -362,7 +369,7 @@ def _wrap_reclaimer() -> None:
 
 
 def main() -> None:
-    """Run the command from the arguments, with the points installed."""
+    """Run the command given by the arguments, with all points installed."""
     from streamqd.cli import main as streamqd
 
     install()

@@ -1,7 +1,7 @@
 """The daemon as a process: configured, started, watched through its log, and always stopped.
 
-`Daemon` writes a configuration and a handler module into a folder and runs the real command there.
-Tests wait for events of its log, for records of the ledger, or for facts in Redis.
+`Daemon` writes a configuration and a handler module to a folder, and runs the real command there.
+Tests wait for events in its log, for records of the ledger, or for facts in Redis.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ ROOT = Path(__file__).parents[2]
 PAYLOAD_HANDLER = Path(__file__).with_name("payload_handler.py")
 TOPIC, GROUP = "orders", "bill"
 KILL_SECONDS = 10.0
-UNREAD_MAX = 100_000  # larger numbers in one partition are not counted
+UNREAD_MAX = 100_000  # if a partition has more messages, they are not counted
 
 Event = dict[str, Any]
 
-# A record of the daemon, and not a message that imitates one.
+# Matches a record of the daemon, but not a message that imitates one.
 RECORD = re.compile(r'\{"event":"[a-z._]+","ts":"[^"]+","level":.*')
 
 
 class Daemon:
-    """One configured daemon. `start` may be called again after its exit.
+    """A configured daemon. `start` may be called again after the daemon has exited.
 
-    Settings of `[redis]`, `[daemon]`, the topic and its consumer are given as in TOML. The handler
-    module `work` is `code`, by default a copy of tests/support/payload_handler.py.
+    Settings of `[redis]`, `[daemon]`, the topic and its consumer are given in the same form as in
+    TOML. `code` becomes the handler module `work`; the default is a copy of
+    tests/support/payload_handler.py.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class Daemon:
         self.log_path = folder / f"{name}.log"
         self.ledger = Ledger(folder / "ledger")
         self.keys = Keys()
-        self.module = "streamqd"  # the executable, and additions to its environment
+        self.module = "streamqd"  # the module that is run, and additions to its environment
         self.environment: dict[str, str] = {}
         self.python = sys.executable
-        self.within: list[str] = []  # the command that runs it
+        self.within: list[str] = []  # the command that runs the daemon, if any
         one = {"topic": TOPIC, "handler": "work:obey", **(consumer or {})}
         self.tables: dict[str, Any] = {
             "redis": {
@@ -102,7 +103,7 @@ class Daemon:
         self._sessions: list[int] = []
         self._read_to = 0
         self._events: list[Event] = []
-        self.plain: list[str] = []  # lines that are not events: stacks, tracebacks
+        self.plain: list[str] = []  # lines that are not events, such as stacks and tracebacks
 
     # --- files ---
 
@@ -111,7 +112,7 @@ class Daemon:
         return Store(self.link, self.keys)
 
     def write_config(self, **changed: Any) -> None:
-        """Write the configuration. `changed` replaces whole tables permanently."""
+        """Write the configuration. `changed` replaces whole tables for good."""
         self.tables |= changed
         self.config_path.write_text(toml(self.tables))
 
@@ -130,12 +131,12 @@ class Daemon:
         self.close()
 
     def start(self, *arguments: str) -> None:
-        """Start the command. It dies with the test process."""
+        """Start the command. It dies together with the test process."""
         with self.log_path.open("ab") as log:
             self.launch(log, log, *arguments)
 
     def launch(self, stdout: IO[bytes], stderr: IO[bytes] | int, *arguments: str) -> None:
-        """Start the command with another output than its log."""
+        """Start the command with an output other than its log."""
         assert not self.running
         parent = os.getpid()
         self._process = subprocess.Popen(
@@ -167,7 +168,7 @@ class Daemon:
             **self.environment,
             VARIABLE: str(self.ledger.path),
             "PYTHONPATH": str(ROOT),
-            # A module that is rewritten within one second must not be loaded from its cache.
+            # If a module is rewritten within one second, its cached version must not be loaded.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
@@ -179,16 +180,16 @@ class Daemon:
 
     @property
     def running(self) -> bool:
-        """True if the supervisor runs."""
+        """True while the supervisor is running."""
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the supervisor a signal."""
+        """Send a signal to the supervisor."""
         assert self.running, f"it has ended with {self.wait(0)}\n{self.tail()}"
         os.kill(self.pid, number)
 
     def wait(self, timeout: float = 20.0) -> int:
-        """Wait for its exit, and return the exit code. Fails if a process of it is left."""
+        """Wait until it exits, and return the exit code. Fail if a process of it is left."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout)
@@ -198,7 +199,7 @@ class Daemon:
         return code
 
     def stop(self, timeout: float = 20.0) -> int:
-        """Drain it with SIGTERM, and return the exit code."""
+        """Drain the daemon with SIGTERM, and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout)
 
@@ -209,12 +210,11 @@ class Daemon:
         self._process.wait(KILL_SECONDS)
 
     def lose_memory(self) -> None:
-        """Remove the shared memory of a killed supervisor, as the loss of its host does."""
+        """Remove the shared memory of a killed supervisor, as the loss of its host would."""
         folder = scoreboard_file.folder(os.environ | self.environment, os.geteuid())
         for path in folder.glob(f"*{scoreboard_file.SUFFIX}") if folder else ():
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # the daemon of another test has removed it
+            # The daemon of another test may have removed the file already.
+            with contextlib.suppress(FileNotFoundError):
                 with path.open("rb") as file:  # hundreds of megabytes, empty except at the start
                     page = file.read(scoreboard_file.BOARD_BYTES)
                 header = scoreboard_file.unpack_header(page[scoreboard_file.HEADER_OFFSET :])
@@ -222,7 +222,7 @@ class Daemon:
                     path.unlink()
 
     def wait_gone(self, timeout: float) -> None:
-        """Wait until all processes of its session have exited."""
+        """Wait until all processes of the daemon's session have exited."""
         try:
             wait_until(lambda: not self.session(), timeout=timeout)
         except AssertionError:
@@ -230,7 +230,7 @@ class Daemon:
             raise AssertionError(f"left after {timeout:g} s: {left}\n{self.tail()}") from None
 
     def close(self) -> None:
-        """Kill its remaining processes, and no others."""
+        """Kill the daemon's remaining processes, and no others."""
         self.kill_all()
         self.link.close()
         if self._producer is not None:
@@ -238,7 +238,7 @@ class Daemon:
         self.ledger.close()
 
     def kill_all(self) -> None:
-        """Kill all of its processes, like a power loss."""
+        """Kill all processes of the daemon, as a power loss does."""
         if self.running:
             self.kill()
 
@@ -254,9 +254,9 @@ class Daemon:
     # --- processes ---
 
     def session(self) -> list[psutil.Process]:
-        """Return all live processes that it started, also those with another parent by now.
+        """Return all live processes that the daemon started, including those with a new parent.
 
-        They share the session that was created at its start.
+        They share the session that was created when the daemon started.
         """
         found = []
         for pid in psutil.pids():
@@ -268,7 +268,7 @@ class Daemon:
         return found
 
     def titles(self) -> dict[str, int]:
-        """Return the pids of the supervisor and its children by title."""
+        """Return the pids of the supervisor and its children, by process title."""
         supervisor = psutil.Process(self.pid)
         found = {}
         for one in (supervisor, *supervisor.children()):
@@ -277,7 +277,7 @@ class Daemon:
         return found
 
     def pids(self, group: str = GROUP) -> dict[int, int]:
-        """Return the pids of the workers of a group by partition."""
+        """Return the pids of a group's workers, by partition."""
         titles = self.titles()
         found = {
             number: titles.get(f"streamqd: worker {TOPIC}/{number} {group}")
@@ -286,7 +286,7 @@ class Daemon:
         return {number: pid for number, pid in found.items() if pid is not None}
 
     def long_poll(self, partition: int = 0) -> str:
-        """Return the id of the connection on which a worker waits for messages, or ''."""
+        """Return the id of the connection on which a worker is waiting for messages, or ''."""
         name = f" name=streamqd:{Assignment(TOPIC, partition, GROUP)} "
         for line in self.link.execute("CLIENT", "LIST").decode().splitlines():
             told = dict(word.partition("=")[::2] for word in line.split())
@@ -295,7 +295,7 @@ class Daemon:
         return ""
 
     def worker_states(self) -> set[object]:
-        """Return the states of the workers from a dump."""
+        """Return the states of the workers, as a dump reports them."""
         mark = self.mark()
         self.signal(signal.SIGUSR1)
         count = len(self.assignments())
@@ -303,14 +303,17 @@ class Daemon:
         return {each["worker"] for each in self.events("state.dumped", mark)}
 
     def pause(self) -> None:
-        """Pause all workers with SIGTSTP, and wait until they pause."""
+        """Pause all workers with SIGTSTP, and wait until they have paused."""
         self.signal(signal.SIGTSTP)
         self.wait_for(lambda: self.worker_states() == {WorkerState.PAUSED}, what="it pauses")
 
     # --- the log ---
 
     def events(self, name: str = "", after: int = 0, **fields: Any) -> list[Event]:
-        """Return the events so far with a name and fields. `number` is the position of each."""
+        """Return the events logged so far that have this name and these fields.
+
+        `number` is the position of an event in the log.
+        """
         self._read_log()
         return [
             event
@@ -320,13 +323,13 @@ class Daemon:
         ]
 
     def mark(self) -> int:
-        """Return the number of events so far, for `after`."""
+        """Return the number of events so far, to be passed as `after`."""
         return len(self.events())
 
     def wait_event(
         self, name: str, *, after: int = 0, timeout: float = 15.0, **fields: Any
     ) -> Event:
-        """Wait for an event, and return the first one."""
+        """Wait for an event, and return the first one that matches."""
         self.wait_for(
             lambda: self.events(name, after, **fields) or not self.running,
             timeout=timeout,
@@ -339,14 +342,14 @@ class Daemon:
     def wait_for(
         self, condition: Callable[[], object], *, timeout: float = 15.0, what: str, every=0.01
     ) -> Any:
-        """Wait like `wait_until`, and show the log at a failure."""
+        """Wait in the same way as `wait_until`, but show the log if the wait fails."""
         try:
             return wait_until(condition, timeout=timeout, what=what, every=every)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from None
 
     def tail(self, lines: int = 40) -> str:
-        """Return the last lines of the log, for the message of a failure."""
+        """Return the last lines of the log, to be shown if a test fails."""
         if not self.log_path.exists():
             return "(no log)"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
@@ -360,7 +363,8 @@ class Daemon:
         whole = new[: new.rfind(b"\n") + 1]
         self._read_to += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            # Other processes write stacks in pieces, so a record may follow a piece in its line.
+            # Other processes write stacks in pieces, so a record may follow such a piece in the
+            # same line.
             found = RECORD.search(line)
             if found:
                 self._events.append({**json.loads(found[0]), "number": len(self._events)})
@@ -372,12 +376,12 @@ class Daemon:
     def send(
         self, payloads: Iterable[str], partition: int | None = None, expires: float | None = None
     ) -> list[Uid]:
-        """Send messages round robin or to one partition, and record each. Return their uids."""
+        """Send messages round robin or to one partition, and record each one. Return their uids."""
         if self._producer is None:
             settings = config.load(self.config_path)
             redis = replace(settings.redis, **self._user("producer"))
             self._producer = Producer(settings=replace(settings, redis=redis))
-        if self._user("producer"):  # a user without permission to create topics
+        if self._user("producer"):  # this user may not create topics
             topics.create(self.store, TOPIC, config.Topic(partitions=self.partitions))
         payloads = list(payloads)
         places = [
@@ -398,7 +402,7 @@ class Daemon:
     def wait_run(
         self, uid: str, kind: str = "start", timeout: float = 15.0, count: int = 1
     ) -> None:
-        """Wait until the ledger has records of a kind for one message."""
+        """Wait until the ledger has `count` records of a kind for one message."""
         self.wait_for(
             lambda: len(self.ledger.records_for(uid, kind)) >= count,
             timeout=timeout,
@@ -420,8 +424,8 @@ class Daemon:
     def unsettled(self) -> int:
         """Return the number of unsettled messages of all groups.
 
-        It is a large number if they are too many to count, or if a group is missing, because
-        nothing is settled until it is recreated.
+        The number is very large if there are too many messages to count. It is also very large if a
+        group is missing, because no message is settled until the group is recreated.
         """
         calls = [
             messages.snapshot(self.keys, assignment, UNREAD_MAX)
@@ -431,7 +435,7 @@ class Daemon:
         return sum(map(_unsettled, found))
 
     def pending(self, partition: int | None = None, group: str = GROUP) -> int:
-        """Return the number of fetched messages that are not acknowledged."""
+        """Return the number of messages that were fetched but not acknowledged."""
         wanted = range(self.partitions) if partition is None else (partition,)
         found = self.link.pipeline(
             [("XPENDING", self.keys.stream(TOPIC, number), group) for number in wanted]
@@ -439,7 +443,7 @@ class Daemon:
         return sum(one[0] for one in found)
 
     def pending_uids(self, group: str = GROUP) -> set[str]:
-        """Return the fetched messages that are not acknowledged."""
+        """Return the uids of messages that were fetched but not acknowledged."""
         found = set()
         for number in range(self.partitions):
             stream = self.keys.stream(TOPIC, number)
@@ -448,7 +452,7 @@ class Daemon:
         return found
 
     def letters(self) -> list[dict[str, str]]:
-        """Return all dead letters, with `uid`."""
+        """Return all dead letters. Each has its `uid`."""
         found = []
         for number in range(self.partitions):
             for _, flat in self.link.execute("XRANGE", self.keys.dlq(TOPIC, number), "-", "+"):
@@ -458,7 +462,7 @@ class Daemon:
         return found
 
     def epochs(self) -> dict[int, int]:
-        """Return the epochs of the fences by partition."""
+        """Return the epochs of the fences, by partition."""
         return {
             assignment.partition: int(
                 self.link.execute("HGET", self.keys.fence(*assignment), "epoch") or 0
@@ -467,7 +471,7 @@ class Daemon:
         }
 
     def traces(self) -> list[str]:
-        """Return the keys that show a failed, crashed or retried message."""
+        """Return the keys that show that a message has failed, crashed or been retried."""
         wanted = []
         for assignment in self.assignments():
             wanted += [self.keys.attempts(*assignment), self.keys.retry(*assignment)]
@@ -476,7 +480,7 @@ class Daemon:
         return [key for key in wanted if self.link.execute("EXISTS", key)]
 
     def assignments(self) -> list[Assignment]:
-        """Return every (topic, partition, group) that it offers."""
+        """Return every (topic, partition, group) that the daemon offers."""
         return [
             Assignment(TOPIC, number, group)
             for group in self.groups
@@ -488,7 +492,7 @@ class Daemon:
 def daemons(folder: Path, redis_url: str) -> Iterator[Callable[..., Daemon]]:
     """Configure daemons in one folder: `make(partitions=2, consumer={"timeout": "1s"})`.
 
-    `redis_url` is the default server. All daemons are killed at the end.
+    `redis_url` is the server that they use by default. All daemons are killed at the end.
     """
     with contextlib.ExitStack() as made:
         yield lambda **options: made.enter_context(

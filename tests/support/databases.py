@@ -1,7 +1,7 @@
-"""Databases for tests of the outbox: PostgreSQL and MariaDB in folders of their own, and SQLite.
+"""Databases for tests of the outbox: PostgreSQL, MariaDB and SQLite, each in its own folder.
 
-A server listens on a unix socket only, runs as an unprivileged user, and dies with the process of
-the tests. The services of the system are not used. Each test gets a database of its own.
+A server listens only on a unix socket, runs as an unprivileged user, and dies with the test
+process. The services of the system are not used. Each test gets its own database.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DatabaseServer(Protocol):
-    """A server for tests. `connect` opens a connection of the driver, outside autocommit."""
+    """A server for tests. `connect` opens a connection of the driver that is not in autocommit."""
 
     dialect: str
 
@@ -46,10 +46,13 @@ class DatabaseServer(Protocol):
 
 
 class _Process:
-    """A server process in its own folder, not pytest's, because a socket's path must be short."""
+    """A server process in its own folder.
+
+    The folder is not pytest's, because the path of a socket must be short.
+    """
 
     user_names: tuple[str, ...] = ()
-    death_signal = signal.SIGKILL  # sent at the death of the test process
+    death_signal = signal.SIGKILL  # the signal that it gets when the test process dies
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sqdb-"))
@@ -83,7 +86,8 @@ class _Process:
         raise NotImplementedError
 
     def run(self, *command: str) -> None:
-        # Two servers of MariaDB that are set up together would share names in the common folder.
+        # If two MariaDB servers were set up at the same time, they would share names in the common
+        # folder.
         done = subprocess.run(
             command,
             user=self.user,
@@ -96,7 +100,7 @@ class _Process:
         assert done.returncode == 0, f"{command[0]}: {done.stdout}{done.stderr}"
 
     def start(self) -> None:
-        """Start it with the data that it had, and wait until it answers."""
+        """Start the server with its previous data, and wait until it answers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
@@ -118,7 +122,7 @@ class _Process:
         wait_until(answers, timeout=30)
 
     def kill(self, with_signal: int = signal.SIGKILL) -> None:
-        """End it, by default without a chance to finish anything."""
+        """Kill the server, by default without giving it a chance to finish anything."""
         if self._process is not None:
             self._process.send_signal(with_signal)
             self._process.send_signal(signal.SIGCONT)
@@ -131,7 +135,7 @@ class _Process:
 
 
 class PostgreSQL(_Process):
-    """A server of PostgreSQL. Its superuser is `postgres`, and no login needs a password."""
+    """A PostgreSQL server. Its superuser is `postgres`, and no login needs a password."""
 
     dialect = "postgresql"
     user_names = ("postgres", "nobody")
@@ -169,7 +173,8 @@ class PostgreSQL(_Process):
         self.connect(self.url("postgres")).close()
 
     def kill(self, with_signal: int = signal.SIGKILL) -> None:
-        # SIGTERM would wait for all clients, and SIGKILL would leave the other processes.
+        # After a SIGTERM, the server would wait for all clients. After a SIGKILL, its other
+        # processes would stay.
         super().kill(signal.SIGQUIT if with_signal == signal.SIGKILL else signal.SIGINT)
 
     def url(self, name: str, user: str = "postgres") -> str:
@@ -188,7 +193,7 @@ class PostgreSQL(_Process):
 
 
 class MariaDB(_Process):
-    """A server of MariaDB. Its superuser is `root`, without a password."""
+    """A MariaDB server. Its superuser is `root`, which needs no password."""
 
     dialect = "mysql"
     user_names = ("mysql", "nobody")
@@ -219,7 +224,7 @@ class MariaDB(_Process):
         ]
 
     def ping(self) -> None:
-        # The driver would not close its socket after a failed attempt.
+        # The driver does not close its socket if an attempt fails.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(self.address))
         self.connect(self.url("mysql")).close()
@@ -243,12 +248,12 @@ class MariaDB(_Process):
             user=user,
             database=name,
             autocommit=autocommit,
-            ssl_disabled=True,  # reading the certificates of the system costs 20 ms each time
+            ssl_disabled=True,  # reading the system's certificates costs 20 ms each time
         )
 
 
 class SQLite:
-    """A folder of files."""
+    """A folder with SQLite files."""
 
     dialect = "sqlite"
 
@@ -277,7 +282,10 @@ SERVERS: dict[str, Callable[[], DatabaseServer]] = {
 
 
 def start(dialect: str) -> DatabaseServer:
-    """Start a server. Raises NoServerError if it is not installed, and skips without its driver."""
+    """Start a server. Skip the test if the driver is missing.
+
+    Raises NoServerError if the server is not installed.
+    """
     if package := {"postgresql": "psycopg", "mysql": "pymysql"}.get(dialect):
         optional.skip_without(package)
     return SERVERS[dialect]()

@@ -1,7 +1,8 @@
 """A Python with Django 6, which has `django.tasks` and needs Python 3.12 or newer.
 
-The interpreter of the tests is used if it has one. Otherwise an environment of another Python, of
-PATH or of pyenv, is made in `.cache/django` once: `python -m tests.support.django_environment`.
+The interpreter that runs the tests is used if it has one. Otherwise, an environment is created once
+in `.cache/django` with another Python from PATH or pyenv, by `python -m
+tests.support.django_environment`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ VERSIONS = ("3.14", "3.13", "3.12")
 
 @cache
 def interpreter() -> Path:
-    """Return a Python that has Django 6 and this tree of streamqd, and skip the test without one.
+    """Return a Python that has Django 6 and this tree of streamqd. Skip the test if there is none.
 
-    With STREAMQD_TEST_ALL=1, an environment that cannot be made is an error.
+    With STREAMQD_TEST_ALL=1, it is an error if an environment cannot be created.
     """
     if int(importlib.metadata.version("django").partition(".")[0]) >= 6:
         return Path(sys.executable)
@@ -48,7 +49,7 @@ def interpreter() -> Path:
 
 
 def _candidates() -> Iterator[str]:
-    """Return the interpreters that can make an environment, the newest first."""
+    """Return the interpreters that can create an environment, the newest first."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for version in VERSIONS:
         found = [shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")]
@@ -59,13 +60,13 @@ def _candidates() -> Iterator[str]:
 
 
 def _made(base: str) -> Path:
-    """Return the interpreter of the environment, which is made if the needed packages changed."""
+    """Return the interpreter of the environment. Recreate it if the packages have changed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     needed = f"{base} {NEEDS} {(ROOT / 'pyproject.toml').read_text()}"
     stamp, digest = FOLDER / "made-of", hashlib.sha256(needed.encode()).hexdigest()
     environment = FOLDER / "venv"
     with (FOLDER / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of the tests wait for it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes wait for the environment here
         if not stamp.exists() or stamp.read_text() != digest:
             stamp.unlink(missing_ok=True)
             _run(base, "-m", "venv", "--clear", str(environment))

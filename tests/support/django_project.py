@@ -45,7 +45,7 @@ class Migration(migrations.Migration):
     ])]
 """
 
-# Each run appends one line to the file `runs`.
+# Each run appends a line to the file `runs`.
 TASKS = """
 from django.dispatch import receiver
 from django.tasks import task
@@ -88,12 +88,12 @@ def leaves_a_transaction_open(customer):
     Order.objects.create(customer=customer)
 """
 
-# The migrated database of a new project, by its Python: a migration takes 0.5 s of CPU.
+# The migrated database of a new project, for each Python, because a migration takes 0.5 s of CPU.
 MIGRATED: dict[Path, bytes] = {}
 
 
 class Project:
-    """One project. `settings` are lines of Python after those above."""
+    """A Django project. `settings` contains lines of Python that follow those above."""
 
     def __init__(self, folder: Path, python: Path, redis_url: str, settings: str = "") -> None:
         self.folder = folder
@@ -123,7 +123,7 @@ class Project:
         database.write_bytes(MIGRATED[python])
 
     def manage(self, *arguments: str, code: int = 0, stdin: str = "") -> str:
-        """Run a command of `manage.py`, and return its output."""
+        """Run a command with `manage.py`, and return its output."""
         done = subprocess.run(
             [str(self._python), "manage.py", *arguments],
             cwd=self.folder,
@@ -139,7 +139,7 @@ class Project:
         return done.stdout
 
     def run(self, code: str, returns: int = 0) -> str:
-        """Run Python in the project, and return its output."""
+        """Run Python code in the project, and return its output."""
         done = subprocess.run(
             [str(self._python), "-c", f"import django\ndjango.setup()\n{code}"],
             cwd=self.folder,
@@ -154,7 +154,7 @@ class Project:
         return done.stdout
 
     def runs(self, file: str = "runs") -> list[str]:
-        """Return the lines that tasks have noted, or the receiver of their `signals`."""
+        """Return the lines that tasks have written to a file, or a signal receiver to `signals`."""
         path = self.folder / file
         return path.read_text().splitlines() if path.exists() else []
 

@@ -1,8 +1,8 @@
 """The subject of the tests of `streamqd doctor`: a healthy system, and the doctor's report on it.
 
-The system is made with the functions that producers and daemons use. After a test breaks something,
-it runs only the check concerned, which proves that the check reads everything it needs. The doctor
-must leave every key unchanged.
+The system is created with the functions that producers and daemons use. After breaking something, a
+test runs only the check concerned. This proves that the check itself reads everything that it
+needs. The doctor must leave every key unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ handler = "work:handle"
 
 
 class DoctorCase:
-    """A folder with a configuration, and the server that it names."""
+    """A folder with a configuration, and the server that the configuration names."""
 
     def __init__(self, folder: Path, url: str, link: Connection) -> None:
         self.folder, self.url, self.link = folder, url, link
@@ -61,7 +61,7 @@ class DoctorCase:
         return Store(self.link, self.keys)
 
     def write(self, **lines: str) -> None:
-        """Write the configuration; `redis`, `daemon` and `topic` are lines of those sections."""
+        """Write the configuration. `redis`, `daemon` and `topic` are lines of these sections."""
         told = {"redis": "", "daemon": "", "topic": "", "partitions": str(PARTITIONS), **lines}
         self.path = self.folder / "streamq.toml"
         self.path.write_text(_CONFIG.format(url=self.url, **told))
@@ -71,7 +71,7 @@ class DoctorCase:
     # --- the system ---
 
     def settle_in(self) -> None:
-        """Write a daemon's data: topic and groups, its heartbeat, its leases, its summary."""
+        """Write a daemon's data: topic and groups, its heartbeat, its leases and its summary."""
         ensure_topics(self.link, config.load(self.path))
         self.heartbeat()
         for number in range(PARTITIONS):
@@ -82,13 +82,13 @@ class DoctorCase:
         self.publish()
 
     def heartbeat(self, name: str = INSTANCE, nonce: str = "n1", **info: object) -> None:
-        """Write a heartbeat of an instance that started long ago."""
+        """Write the heartbeat of an instance that started long ago."""
         told = {"offers": [[TOPIC, GROUP]], "host": "web-1", "pid": 7, "started": 1.0, **info}
         reply = self.link.run(members.heartbeat(self.keys, "default", name, nonce, told, TTL))
         assert reply.word == "OK"
 
     def publish(self, name: str = INSTANCE, **changed: object) -> None:
-        """Write a summary, as the instance's housekeeper does."""
+        """Write a summary, as an instance's housekeeper does."""
         told = {
             "instance": name,
             "host": "web-1",
@@ -101,13 +101,13 @@ class DoctorCase:
         self.do("SET", self.keys.instance("default", name), json.dumps(told))
 
     def ago(self, seconds: float) -> int:
-        """Return the server's time `seconds` ago, in unix milliseconds."""
+        """Return the server's time of a number of seconds ago, in unix milliseconds."""
         return self.harness.now_unix_ms() - round(seconds * 1000)
 
     # --- the doctor ---
 
     def run(self, *args: str, code: int | None = None) -> dict[str, Any]:
-        """Run `streamqd doctor --json`; assert that it leaves the keyspace unchanged."""
+        """Run `streamqd doctor --json`, and assert that it leaves the keyspace unchanged."""
         before = self.harness.dump()
         result = CliRunner().invoke(cli, ["--config", str(self.path), "doctor", "--json", *args])
         assert "Traceback" not in result.output
@@ -118,7 +118,7 @@ class DoctorCase:
         return report
 
     def finding(self, check: str, *args: str) -> dict[str, Any]:
-        """Run one check; return its only finding."""
+        """Run one check, and return its only finding."""
         report = self.run("--only", check, *args)
         assert report["checks"] == [check]
         assert report["unseen"] == []

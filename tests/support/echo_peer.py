@@ -2,8 +2,8 @@
 
     python -m tests.support.echo_peer FOLDER
 
-FOLDER has the certificates of tests/support/tls.py. It prints its ports as `TLS GRPC`, with 0 for
-no gRPC, then serves until it is killed.
+FOLDER has the certificates of tests/support/tls.py. The program prints its ports as `TLS GRPC`,
+where the second port is 0 if gRPC is missing. It then serves until it is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METHOD = "/echo.Echo/Say"
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Echoes received data until the client disconnects."""
+    """Echoes the data it receives until the client disconnects."""
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ class Echo(socketserver.BaseRequestHandler):
 
 
 class TlsServer(socketserver.ThreadingTCPServer):
-    """Does the handshake in the thread of the connection."""
+    """A server that does the TLS handshake in the thread of each connection."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -56,11 +56,11 @@ class TlsServer(socketserver.ThreadingTCPServer):
             Echo(secure, address, self)
 
     def handle_error(self, request: object, address: object) -> None:
-        """Ignore errors: a killed client is expected."""
+        """Ignore errors, because clients are expected to be killed."""
 
 
 def serve_grpc() -> int:
-    """Serve the echo in separate threads; return the port."""
+    """Serve the echo in separate threads, and return the port."""
     if grpc is None:
         return 0
     method = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)
@@ -79,7 +79,7 @@ kept: list[object] = []
 
 
 def main(folder: str) -> None:
-    """Serve both until killed."""
+    """Serve both echoes until the process is killed."""
     process.die_with_parent(os.getppid())
     server = TlsServer(Path(folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""The slow reference for why payloads do not fit: Spark converts each column alone."""
+"""The slow reference for the reasons why payloads do not fit: Spark converts each column alone."""
 
 from __future__ import annotations
 

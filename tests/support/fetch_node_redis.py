@@ -1,4 +1,4 @@
-"""Fetch node-redis, a client of another language, into `.cache/interop/`, with npm."""
+"""Fetch node-redis, a Redis client for JavaScript, into `.cache/interop/` with npm."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ SECONDS = 60.0
 
 
 class NoNodeError(Exception):
-    """Node.js, npm or the package is not available; the text names the missing part."""
+    """Raised if Node.js, npm or the package is not available. The text names the missing part."""
 
 
 def fetch() -> Path:
-    """Install if missing; return the folder `node_modules`. Raises NoNodeError."""
+    """Install the package if it is missing, and return the folder `node_modules`.
+
+    Raises NoNodeError.
+    """
     modules = FOLDER / "node_modules"
     if shutil.which("node") is None:
         raise NoNodeError("there is no node on PATH: install Node.js 20.15 or later")

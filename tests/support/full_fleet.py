@@ -1,4 +1,4 @@
-"""A fleet of ten topics with many messages and dead letters, and the cost of the console for it."""
+"""A fleet of ten topics with many messages and dead letters, and the console's cost for it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TOPICS = (
     *("stock", "search-index", "audit-trail", "images", "notifications"),
 )
 GROUP, PARTITIONS = "bill", 2
-WRITE = 1_000  # commands of a pipeline
-VISITS = 3  # visits of each page
+WRITE = 1_000  # commands in a pipeline
+VISITS = 3  # visits to each page
 SLOW_MS = 50
 PAINT_MS = 1_000
-COMMANDS_MAX = 3_000  # most commands of a page, which examines at most 10,000 entries
+COMMANDS_MAX = 3_000  # most commands for a page, which examines at most 10,000 entries
 CAUSES = 40
 BODY = json.dumps({"customer": 4711, "items": ["a", "b"], "note": "x" * 60})
-# Milliseconds since the start of the navigation. The entry may come after the load event.
+# Milliseconds since the navigation started. The entry may appear only after the load event.
 FIRST_PAINT = """new Promise(done => new PerformanceObserver(list => {
     const entry = list.getEntriesByName("first-contentful-paint")[0];
     if (entry) done(entry.startTime);
@@ -39,7 +39,7 @@ FIRST_BYTE = "performance.getEntriesByType('navigation')[0].responseStart"
 
 
 def full_daemon(folder: Path, url: str) -> Daemon:
-    """Return a daemon of ten topics with one group each, and a schedule. It is not started."""
+    """Return a daemon with ten topics of one group each, and a schedule. It is not started."""
     made = Daemon(folder, url)
     one = {"group": GROUP, "handler": "work:obey"}
     made.write_config(
@@ -51,10 +51,10 @@ def full_daemon(folder: Path, url: str) -> Daemon:
 
 
 def fill(daemon: Daemon, messages: int, letters: int, seed: int) -> None:
-    """Write messages, evenly, and dead letters, half of them in the first topic.
+    """Write messages evenly to all topics, and dead letters, half of them to the first topic.
 
-    The groups of the daemon must be paused, and one message must have been dead-lettered: the
-    others are written after its model.
+    The groups of the daemon must be paused, and one message must have been dead-lettered, because
+    its dead letter is the model for the others.
     """
     keys, chance = daemon.keys, random.Random(seed)
     places = [(topic, number) for topic in TOPICS for number in range(PARTITIONS)]
@@ -93,7 +93,7 @@ def _write(daemon: Daemon, commands: Iterator[tuple[Any, ...]]) -> None:
 
 
 def _letter(daemon: Daemon) -> dict[bytes, bytes]:
-    """Return the fields of the letter that the daemon has written."""
+    """Return the fields of the dead letter that the daemon has written."""
     for number in range(PARTITIONS):
         for _, flat in daemon.link.execute("XRANGE", daemon.keys.dlq(TOPICS[0], number), "-", "+"):
             return dict(zip(flat[::2], flat[1::2], strict=True))
@@ -112,7 +112,7 @@ def _dead_letter_fields(model: dict[bytes, bytes], number: int, cause: int) -> l
 
 
 def paths(daemon: Daemon) -> dict[str, str]:
-    """Return the paths of all views but jobs, and of forms and filters with much to examine."""
+    """Return the paths of all views except jobs, and of forms and filters that examine much."""
     one = dead_letters.messages(daemon.store, TOPICS[0]).page(limit=1).rows[0].id
     message = tail.messages(daemon.store, TOPICS[0]).page(limit=1).rows[0]
     uid = f"{TOPICS[0]}/{message.partition}/{message.id}"
@@ -145,10 +145,10 @@ def started_job(context: Any, console: ConsoleProcess, path: str) -> str:
 
 
 def times(page: Any, url: str, daemon: Daemon) -> dict[str, Any]:
-    """Open a page several times. Return its status, and times in ms: the first visit, and medians.
+    """Open a page several times. Return its status, and its times in ms: first visit, medians.
 
-    `commands` are those that the console sent to Redis for the most expensive visit. A live page
-    and the snapshot that all pages share are among them.
+    `commands` is the number of commands that the console sent to Redis during the most expensive
+    visit. It includes those for a live page and for the snapshot that all pages share.
     """
     rows, commands = [], 0
     for _ in range(VISITS):
@@ -170,20 +170,20 @@ def times(page: Any, url: str, daemon: Daemon) -> dict[str, Any]:
 
 
 def watch_slow(daemon: Daemon) -> None:
-    """Forget the slow commands so far, and keep those that take SLOW_MS from here on."""
+    """Forget the slow commands so far, and record those that take SLOW_MS from now on."""
     daemon.link.execute("CONFIG", "SET", "slowlog-log-slower-than", SLOW_MS * 1000)
     daemon.link.execute("SLOWLOG", "RESET")
 
 
 def slow_commands(daemon: Daemon) -> list[tuple[float, str]]:
-    """Return the slow commands of the console, their ms and words."""
+    """Return the slow commands of the console, each with its ms and its words."""
     rows = daemon.link.execute("SLOWLOG", "GET", 100)
     own = [row for row in rows if row[5] == b"streamqd:console"]
     return [(row[2] / 1000, " ".join(str(word)[:80] for word in row[3][:6])) for row in own]
 
 
 def measure(daemon: Daemon, browser: Any) -> dict[str, Any]:
-    """Open every view and 50 live pages. Return times, commands per event, and memory."""
+    """Open every view and 50 live pages. Return times, commands per event, and memory use."""
     with ConsoleProcess(daemon.config_path) as console:
         context = browser.new_context()
         page = context.new_page()

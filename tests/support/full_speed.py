@@ -1,8 +1,8 @@
 """Measure how soon after a fault a fleet handles messages at full speed again.
 
-The handlers sleep, so the settings determine the speed, not the machine. A backlog keeps all lanes
-busy from before the fault until after it. If the machine becomes slower after the fault, full speed
-is that of a control: the same load on a daemon without a fault, in the same seconds.
+The handlers sleep, so the speed depends on the settings and not on the machine. A backlog keeps all
+lanes busy from before the fault until after it. If the machine becomes slower after the fault, full
+speed is the speed of a control: the same load on a daemon without a fault, during the same seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LANES = 8  # 160 messages per second and partition
 BACKLOG_SECONDS = 90
 WINDOW_SECONDS = 0.5
 FULL = 0.8  # the fraction of the rate before the fault that counts as full speed
-# A busy machine stops every process for a while. Full speed is at most that of the slowest window
-# before the fault, and at least this fraction of the rate.
+# A busy machine stops every process for a while. Therefore, full speed is at most the speed of the
+# slowest window before the fault, and at least this fraction of the rate.
 LEAST = 0.25
-STEADY_SECONDS = 3.0  # seconds of full speed after which a fault is over
+STEADY_SECONDS = 3.0  # seconds of full speed after which a fault counts as over
 PATIENCE_SECONDS = 25.0
 
 # Starts a daemon with this number of partitions, on its own server.
@@ -44,7 +44,10 @@ CONSUMER = {"concurrency": LANES, "order": "none"}
 
 
 def full_speed(times: Sequence[float]) -> int:
-    """Return the runs of a window at full speed, from the ends of undisturbed runs, in order."""
+    """Return the number of runs in a window at full speed.
+
+    `times` are the ends of undisturbed runs, in order.
+    """
     windows = [bisect_left(times, at + WINDOW_SECONDS) - index for index, at in enumerate(times)]
     whole = [
         count for at, count in zip(times, windows, strict=True) if at + WINDOW_SECONDS <= times[-1]
@@ -54,11 +57,12 @@ def full_speed(times: Sequence[float]) -> int:
 
 
 def seconds_until_full(times: Sequence[float], fault: float, wanted: int) -> float | None:
-    """Return the seconds from a fault until the speed is full and stays so, None if not yet.
+    """Return the seconds from a fault until the speed is full and stays full, or None if not yet.
 
-    `times` are the ends of runs in order, on the clock of `fault`; `wanted` are the runs of a
-    window at full speed. The speed is full at a run if WINDOW_SECONDS later that many have
-    followed, and stays full if this holds for STEADY_SECONDS. A fault that changes nothing gives 0.
+    `times` are the ends of runs in order, on the clock of `fault`. `wanted` is the number of runs
+    in a window at full speed. The speed is full at a run if that many more runs end within
+    WINDOW_SECONDS after it. It stays full if this holds for STEADY_SECONDS. A fault without any
+    effect gives 0.
     """
     over = fault
     for index in range(max(0, bisect_left(times, fault) - 1), len(times) - wanted):
@@ -69,7 +73,7 @@ def seconds_until_full(times: Sequence[float], fault: float, wanted: int) -> flo
 
 
 class Load:
-    """Messages for daemons that share one ledger, and the end times of their runs."""
+    """The load of daemons that share one ledger, and the times at which its runs ended."""
 
     def __init__(self, daemon: Daemon, control: Control | None = None) -> None:
         """Send the backlog, and wait until it is handled at a steady rate."""
@@ -83,13 +87,13 @@ class Load:
         self.wanted = full_speed(times[bisect_left(times, since) :])
 
     def seconds_until_full(self, fault: float) -> float:
-        """Wait until full speed, and return the seconds since `fault` (monotonic)."""
+        """Wait until the speed is full again. Return the seconds since `fault` (monotonic)."""
         try:
             self._wait_for_full(fault)
         except AssertionError:
             if self._control is None:
                 raise
-            # A daemon without a fault shows if the machine is slower than before.
+            # A daemon without a fault shows whether the machine has become slower.
             with self._control(self._daemon.partitions) as other:
                 self.wanted = min(self.wanted, Load(other).wanted)
                 self._wait_for_full(fault)

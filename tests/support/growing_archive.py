@@ -1,4 +1,4 @@
-"""Archive entry after entry into a table, and compact it, until killed. Without Spark and Redis.
+"""Archive entry after entry into a table, and compact it, until killed. Needs no Spark or Redis.
 
 python -m tests.support.growing_archive FOLDER
 """

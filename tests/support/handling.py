@@ -1,7 +1,7 @@
 """Measure the cost of messages in a worker that runs in the test process with stopped clocks.
 
-Clocks that would send something earlier on a slow machine are stopped. So the count contains only
-what the number of messages requires. The settings of the clocks are checked first.
+The clocks that would make a slow machine send something earlier are stopped, after checking their
+settings. The count therefore contains only the work that the number of messages requires.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from tests.support.costs import Cost, Meter
 from tests.support.life import Life, Work
 
 BATCH = 256  # the default of prefetch_max
-# Four messages of the maximum size fill the byte limit; then the worker learns the true size.
+# Four messages of the maximum size reach the byte limit. After that, the worker learns their true
+# size.
 READS = (4, 8, 16, 32, 64, 128, BATCH, BATCH, BATCH)
 FIRST = sum(READS)
-FULL = 10 * BATCH  # messages of ten more reads
-PAGE = 128  # entries of one settling script
-RECOVERED = 64  # entries of one recovery
-PROMOTED = 32  # entries of one promotion
+FULL = 10 * BATCH  # the messages of ten more reads
+PAGE = 128  # entries that one settling script handles
+RECOVERED = 64  # entries that one recovery handles
+PROMOTED = 32  # entries that one promotion handles
 
-# With less time, quick messages are settled one by one; with more, they are unsettled too long.
+# With a shorter time, quick messages would be settled one by one; with a longer time, they would
+# stay unsettled too long.
 MS = 1_000_000
 CLOCKS: tuple[tuple[Any, str, int, int], ...] = (
     (runs, "ACK_DELAY_NS", 5 * MS, 100 * MS),
@@ -42,7 +44,7 @@ Seed = Callable[[int], None]
 
 
 def stop_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop all clocks of the hot path; fail where a clock is out of its bounds."""
+    """Stop all clocks of the hot path. Fail if the setting of a clock is out of bounds."""
     for module, name, least, most in CLOCKS:
         value = getattr(module, name)
         where = f"{module.__name__}.{name}"
@@ -51,15 +53,15 @@ def stop_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def do_nothing(_message: Message) -> None:
-    """Do nothing, as a handler."""
+    """A handler that does nothing."""
 
 
 def seed_nothing(_count: int) -> None:
-    """Seed nothing."""
+    """A seed that creates no entries."""
 
 
 class Handling:
-    """Measures lives that handle messages."""
+    """Measures the cost of worker lives that handle messages."""
 
     def __init__(self, harness: Harness, life: Life, meter: Meter) -> None:
         self._harness = harness
@@ -77,7 +79,7 @@ class Handling:
     ) -> Cost:
         """Return the cost of a life that handles `count` messages, `runs` times each, and exits.
 
-        The cost of `first` is included; `changed` are settings of its consumer.
+        The cost includes that of `first`. Pass settings of the consumer in `changed`.
         """
         self._harness.do("FLUSHALL")
         self._harness.groups()
@@ -92,6 +94,6 @@ class Handling:
         return cost
 
     def measure_full_batches(self, work: Work = do_nothing, *, seed: Seed, **given: Any) -> Cost:
-        """Return the cost of FULL messages that follow FIRST ones: batches are full."""
-        self(FIRST, work, seed, **given)  # loads the scripts into the server
+        """Return the cost of FULL messages that follow FIRST others, so that batches are full."""
+        self(FIRST, work, seed, **given)  # this call loads the scripts into the server
         return self(FIRST + FULL, work, seed, **given) - self(FIRST, work, seed, **given)

@@ -1,7 +1,7 @@
 """Hosts that can be lost: separate process trees, in which a handler can kill every process.
 
-A host is a pid namespace. Its first process is a shell that waits for the daemon. When the daemon
-exits, the shell exits, and the kernel kills all other processes there, like a power cut.
+A host is a pid namespace whose first process is a shell that waits for the daemon. When the daemon
+exits, the shell exits too, and the kernel kills all other processes of the host, like a power cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMESPACE = "/proc/self/ns/pid"
 _UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 _INIT = ["sh", "-c", '"$@"; exit $?', "host"]
 
-# `lose SECONDS` kills every process of the host after that time, except on the host of the test.
+# `lose SECONDS` kills every process of the host after that time, but never on the host of the test.
 CODE = (
     PAYLOAD_HANDLER.read_text()
     + f"""
@@ -37,7 +37,7 @@ _WORDS["lose"] = _lose
 
 
 def need_hosts() -> None:
-    """Skip the test where this process may not make namespaces."""
+    """Skip the test if this process may not create namespaces."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare in PATH")
     tried = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True)
@@ -46,7 +46,7 @@ def need_hosts() -> None:
 
 
 def settle(daemon: Daemon) -> Daemon:
-    """Run the daemon on its own host from now on."""
+    """Make the daemon run on its own host from now on."""
     daemon.within = [*_UNSHARE, *_INIT]
     daemon.environment = {VARIABLE: str(Path(NAMESPACE).readlink())}
     return daemon

@@ -1,7 +1,7 @@
-"""Replace workers continually under a storm of signals, and observe them from the outside.
+"""Replace workers continually during a storm of signals, and observe them from outside.
 
-Each worker handles one message and is replaced. Its handler has threads, a TLS client and, where
-it is installed, a gRPC client, and closes none of them (tests/support/hygiene_work.py).
+Each worker handles one message and is then replaced. Its handler has threads, a TLS client and,
+where it is installed, a gRPC client, and never closes any of them (tests/support/hygiene_work.py).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tests.support.waiting import wait_until
 
 WORK = Path(__file__).with_name("hygiene_work.py")
 PARTITIONS = 4
-# A worker handles one message, with little read-ahead.
+# Each worker handles one message, with little read-ahead.
 SETTINGS = {"handler": "work:handle", "max_messages": 1, "prefetch_max": 4}
 AHEAD = 100  # messages that wait for a worker
 STEP_SECONDS = 0.02
-STANDSTILL_SECONDS = 60.0  # seconds without another message: something is locked
-STAY_SECONDS = 10.0  # a supervisor without CPU time reaps its children late
+STANDSTILL_SECONDS = 60.0  # if no message is handled for this many seconds, some process is locked
+STAY_SECONDS = 10.0  # a supervisor without CPU time may take this long to reap its children
 TO_SUPERVISOR = (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT)
 
 
 class Sample(NamedTuple):
-    """The kernel's figures of the daemon at one time."""
+    """The kernel's figures for the daemon at one time."""
 
     recycles: int
     supervisor_fds: int
@@ -49,8 +49,8 @@ class Sample(NamedTuple):
 
 
 FDS_OF_A_CHILD = 3  # in the supervisor: a socket, a pidfd and the file of the stacks
-# The allowed growth of a median from first to last. At any sample, each partition may have a
-# second worker, a standby; `judge` then counts exactly.
+# The allowed growth of a median from the first to the last samples. In any sample, each partition
+# may have a second worker as a standby. At the end, `judge` counts exactly.
 WAVERS = {
     "supervisor_fds": FDS_OF_A_CHILD * PARTITIONS,
     "housekeeper_fds": 2,
@@ -61,7 +61,7 @@ WAVERS = {
 
 @contextmanager
 def echo_peer(folder: Path) -> Iterator[str]:
-    """Start the peer of the handlers; yields the value of PEER for their environment."""
+    """Start the peer of the handlers. Yield the value of PEER for the handlers' environment."""
     folder.mkdir()
     tls.certificates(folder)
     peer = subprocess.Popen(
@@ -82,25 +82,25 @@ def echo_peer(folder: Path) -> Iterator[str]:
 
 
 class Storm:
-    """Feeds a daemon, sends it signals, and takes samples."""
+    """Sends messages and signals to a daemon, and takes samples of it."""
 
     def __init__(self, daemon: Daemon, seed: int) -> None:
         self.daemon = daemon
         self.samples: list[Sample] = []
         self.signals = 0
-        self.stayed: list[str] = []  # zombies and strangers that stayed too long
+        self.stayed: list[str] = []  # zombies and adopted processes that stayed too long
         self._chance = random.Random(f"storm {seed}")
         self._supervisor = psutil.Process(daemon.pid)
         self._own_fds = self._fds_without_children()
         self._children: list[psutil.Process] = []
-        self._odd: dict[str, float] = {}  # odd process -> since when
+        self._odd: dict[str, float] = {}  # an unexpected process -> the time since which it exists
         self._sent = 0
-        self._read = 0  # records of the ledger
+        self._read = 0  # number of ledger records read so far
         self._sample_at = 0.0
-        self._moved = (0, time.monotonic())  # finished messages, and since when
+        self._moved = (0, time.monotonic())  # finished messages, and the time since when
 
     def run(self, count: int, every: float) -> None:
-        """Run until `count` messages were handled; take a sample every `every` seconds."""
+        """Run until `count` messages have been handled, taking a sample every `every` seconds."""
 
         def step() -> bool:
             ended = self._count_ended()
@@ -140,7 +140,8 @@ class Storm:
             supervisor.send_signal(self._chance.choice(TO_SUPERVISOR))
         self.signals += 1
         if self._children:
-            # Objects, not pids: psutil never signals another process that reuses the pid.
+            # Objects are used instead of pids, because psutil never signals another process that
+            # reuses a pid.
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._chance.choice(self._children).send_signal(signal.SIGUSR1)
                 self.signals += 1
@@ -161,7 +162,7 @@ class Storm:
             )
 
     def _note_unexpected(self) -> None:
-        """Note zombies and adopted processes that stay; both may exist for a short time."""
+        """Record zombies and adopted processes that stay. Both may exist for a short time."""
         now = time.monotonic()
         self._odd = {name: self._odd.get(name, now) for name in self.unexpected_processes()}
         self.stayed += [name for name, since in self._odd.items() if now - since > STAY_SECONDS]
@@ -171,9 +172,10 @@ class Storm:
         return find_odd_processes(self.daemon.pid)
 
     def wait_recycles(self, count: int) -> int:
-        """Wait until `count` workers were replaced at their limit, except the last ones.
+        """Wait until `count` workers, except the last ones, have been replaced at their limit.
 
-        Returns the number replaced. A worker that already has a successor may take a while to exit.
+        Return the number of replaced workers. A worker that has a successor may take a while to
+        exit.
         """
 
         def recycles() -> int:
@@ -205,13 +207,13 @@ class Storm:
         )
 
     def _fds_without_children(self) -> int:
-        """Return the supervisor's file descriptors, except those for its current children."""
+        """Return the number of the supervisor's descriptors, without those for its children."""
         children = len(self._supervisor.children())
         return self._supervisor.num_fds() - FDS_OF_A_CHILD * children
 
 
 def find_odd_processes(leader: int) -> set[str]:
-    """Return zombies, adopted and lost processes of the session that `leader` leads."""
+    """Return the zombies, adopted processes and lost processes in the session of a leader."""
     found = set()
     for pid in psutil.pids():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -235,7 +237,7 @@ def sixth_medians(samples: Sequence[Sample], name: str) -> tuple[float, float]:
 
 
 def grown_figures(samples: Sequence[Sample]) -> list[str]:
-    """Return the figures that grew from first to last by more than WAVERS allows."""
+    """Return the figures that grew by more than WAVERS allows from first to last."""
     found = []
     for name, more in WAVERS.items():
         early, late = sixth_medians(samples, name)
@@ -252,12 +254,15 @@ def title(process: psutil.Process) -> str:
 
 
 def clients() -> list[str]:
-    """Return the clients of the handlers; gRPC only where it is installed."""
+    """Return the clients that the handlers use. gRPC is included only where it is installed."""
     return ["threads", "TLS", *(["gRPC"] if grpc is not None else [])]
 
 
 def daemon_options() -> dict[str, Any]:
-    """Return the configuration of the daemon. The subject is forking after the import of gRPC."""
+    """Return the daemon's configuration, which preloads gRPC.
+
+    The subject of the tests is forking after the import of gRPC.
+    """
     return {
         "partitions": PARTITIONS,
         "consumer": SETTINGS,

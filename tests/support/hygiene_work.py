@@ -1,7 +1,7 @@
 """A handler with resources that do not survive forks: threads, TLS and gRPC clients, a child.
 
-It never closes any of them: streamqd must clean up after a worker.
-PEER in the environment names the ports of tests/support/echo_peer.py and its folder.
+The handler never closes any of them, so streamqd has to clean up after a worker. PEER in the
+environment names the ports of tests/support/echo_peer.py and its folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ say: Any = None
 
 
 def on_start(_context: Context) -> None:
-    """Open everything, in the worker."""
+    """Open all resources, in the worker."""
     global secure, say
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     threading.Thread(target=busy, daemon=True).start()
@@ -39,14 +39,14 @@ def on_start(_context: Context) -> None:
 
 
 def busy() -> None:
-    """Hold and release locks of the allocator and the interpreter forever."""
+    """Take and release locks of the allocator and the interpreter forever."""
     pause = threading.Event()
     while not pause.wait(0.02):
         hashlib.sha256(b"x" * 10_000).digest()
 
 
 def handle(message: Message) -> None:
-    """Call both peers; sometimes leave a process running."""
+    """Call both peers, and sometimes leave a process running."""
     with ledger.run(message):
         secure.sendall(message.payload)
         assert secure.recv(4096) == message.payload

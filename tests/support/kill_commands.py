@@ -1,6 +1,6 @@
-"""Commands that move or delete dead letters, struck in the middle and run again.
+"""Commands that move or delete dead letters, struck in the middle and then run again.
 
-However far the first run got, each letter ends up in its target exactly once.
+However far the first run got, each dead letter ends up in its target exactly once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHER = "elsewhere"
 
 
 class CommandTrial:
-    """Letters that a command moves or deletes, in its own database."""
+    """A command that moves or deletes dead letters, in its own database."""
 
     def __init__(self, folder: Path, url: str, point: str) -> None:
         self.point = point
@@ -54,7 +54,7 @@ class CommandTrial:
         self.daemon.close()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Run the command."""
+        """Start the command."""
         return subprocess.Popen(
             [sys.executable, "-m", crash_points.__name__, "--config", "one.toml", *self._verb],
             cwd=self.daemon.folder,
@@ -64,7 +64,7 @@ class CommandTrial:
         )
 
     def arm(self, act: str) -> None:
-        # The second letter: the first is finished, and the third is untouched.
+        # The strike hits the second letter, so the first is finished and the third is untouched.
         after = 1 if self.point.startswith("dead_replay") else 0
         self.strikes.arm(self.point, 0, act, after)
 
@@ -72,7 +72,7 @@ class CommandTrial:
         return self.strikes.struck(self.point, 0) is not None
 
     def check(self) -> None:
-        """Assert that no letter is left, and each is in the target once."""
+        """Assert that no letter is left over, and that each is in the target once."""
         assert self.daemon.letters() == []
         if self._target:
             moved = self.daemon.link.execute("XRANGE", self._target, "-", "+")
@@ -94,7 +94,7 @@ def run_killed(trials: list[CommandTrial]) -> None:
 
 
 def run_paused(trials: list[CommandTrial]) -> None:
-    """Stop each command at its point, run it again, then resume the first one."""
+    """Stop each command at its point, run it again, and then resume the first run."""
     for trial in trials:
         trial.arm("STOP")
     paused = [trial.start() for trial in trials]

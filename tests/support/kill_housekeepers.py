@@ -1,7 +1,7 @@
-"""Instances whose housekeeper is struck, each with one of every kind of task.
+"""Instances whose housekeeper is struck while it has one of every kind of task.
 
-The work of a housekeeper is atomic, and correct even if another process does it, twice or late. So
-a fault costs nothing.
+The work of a housekeeper is atomic, and remains correct if another process does it, even twice or
+late. A fault therefore costs nothing.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ POINTS = [
     "reclaim-flagged",
 ]
 ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
-OLD = "1-0"  # a dead letter from decades ago
+OLD = "1-0"  # the id of a dead letter from decades ago
 
 
 class HousekeeperTrial:
     """An instance whose housekeeper has one of every kind of task, in its own database."""
 
     def __init__(self, folder: Path, url: str, point: str = "no point") -> None:
-        """`point`: where its housekeeper is struck."""
+        """Configure the instance. `point` is the crash point at which its housekeeper is struck."""
         self.point = point
         folder /= point
         folder.mkdir()
         self.strikes = Strikes(folder / "strikes")
         self.one, self.two = (self._daemon(folder, url, name) for name in ("one", "two"))
-        self.runs: Counter[tuple[str, int]] = Counter()  # expected runs: payload, attempt
+        self.runs: Counter[tuple[str, int]] = Counter()  # the expected runs, as (payload, attempt)
         self._seed()
 
     def _daemon(self, folder: Path, url: str, name: str) -> Daemon:
@@ -88,12 +88,12 @@ class HousekeeperTrial:
         self.runs.update({("sleep 0.001", 1): 1, ("ok", 1): 1})
 
     def send_last(self) -> None:
-        """Send one more message: after its acknowledgment, the worker has obeyed all requests."""
+        """Send one more message. Once it is acknowledged, the worker has obeyed all requests."""
         self.one.send(["sleep 0.002"])
         self.runs["sleep 0.002", 1] += 1
 
     def is_idle(self) -> bool:
-        """Return True if the worker has nothing pending and nothing to fetch."""
+        """Return True if the worker has no pending message and none to fetch."""
         keys, link = self.one.keys, self.one.link
         found = messages.Snapshot.parse(link.run(messages.snapshot(keys, ASSIGNMENT)))
         assert found is not None
@@ -104,7 +104,7 @@ class HousekeeperTrial:
         return not (found.unread or found.retry_unread or pending)
 
     def verdict(self) -> None:
-        """Fail unless everything ran as often as without a fault, and is where it belongs."""
+        """Fail unless every message ran as often as without a fault, and is where it belongs."""
         daemon, scheduled = self.one, self.one.keys.delayed_sends(TOPIC, 0)
         daemon.wait_for(
             lambda: not daemon.link.execute("ZCARD", scheduled),
@@ -117,7 +117,7 @@ class HousekeeperTrial:
             for each in daemon.ledger.records("start")
         )
         assert found == self.runs, (found - self.runs, self.runs - found)
-        # The old letter is removed at the next check of dead letters.
+        # The next check of dead letters removes the old letter.
         assert [each["payload"] for each in daemon.letters() if each["payload"] != "old"] == [
             "fail"
         ]
@@ -137,7 +137,7 @@ def begin(housekeepers: list[HousekeeperTrial], act: str) -> None:
 
 
 def run_killed(housekeepers: list[HousekeeperTrial]) -> None:
-    """Kill each housekeeper at its point; the supervisor forks another one."""
+    """Kill each housekeeper at its point. Its supervisor then forks another one."""
     begin(housekeepers, "KILL")
     for housekeeper in housekeepers:
         housekeeper.verdict()
@@ -147,10 +147,10 @@ def run_killed(housekeepers: list[HousekeeperTrial]) -> None:
 
 
 def run_paused(housekeepers: list[HousekeeperTrial]) -> None:
-    """Stop each instance at its point, have another take over and finish, then resume it."""
+    """Stop each instance at its point, let another one take over and finish, then resume it."""
     begin(housekeepers, "STOP")
     for housekeeper in housekeepers:
-        # Its worker must have nothing pending, so that a pause costs nothing there either.
+        # The worker must have no pending message, so that a pause costs nothing there either.
         housekeeper.send_last()
         housekeeper.one.wait_for(
             housekeeper.is_idle, timeout=PATIENCE, what="its worker has done what it can"
@@ -164,7 +164,7 @@ def run_paused(housekeepers: list[HousekeeperTrial]) -> None:
         )  # fmt: skip
         housekeeper.verdict()
         before = picture(housekeeper.two)
-        # Any process may delete an old letter, even late.
+        # Any process may delete an old letter, even at a late time.
         before.pop(("XRANGE", housekeeper.two.keys.dlq(TOPIC, 0), "-", "+"))
         thaw(housekeeper.one)
         housekeeper.one.wait_for(

@@ -1,7 +1,7 @@
 """The kill-point matrix: its rows, the cost of each, and the comparison with the ledger.
 
 A row is a crash point of the worker. The process is struck while one message, the victim, is at the
-stage that the row selects. Each row has its own partition, so one daemon covers all rows.
+stage that the row selects. Each row has its own partition, so that one daemon covers all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Record
 
 MAX_ATTEMPTS = 2
-VICTIM = 2  # position of the victim among the messages of a partition
+VICTIM = 2  # the victim's position among the messages of a partition
 DAEMON = {"lease_ttl": "2s", "rebalance_delay": "10m", "rebalance_moves": 1}
 CONSUMER = {
     "max_attempts": MAX_ATTEMPTS,
@@ -34,7 +34,7 @@ CONSUMER = {
 class Cost(NamedTuple):
     """The cost of a fault: the messages that run again, and the crashes charged to the victim."""
 
-    again: str = "nobody"  # nobody | victim | unacked: all that had run and were pending
+    again: str = "nobody"  # nobody | victim | unacked (all that had run and were pending)
     charged: int = 0
 
 
@@ -42,11 +42,11 @@ FREE = Cost()
 
 
 class Row(NamedTuple):
-    """One crash point and one victim: ok, fail or dead.
+    """A crash point with a victim, whose payload is ok, fail or dead.
 
-    `after` is the number of times the point is passed first. The entries of a partition are new, or
-    pending because an owner was lost (`inherited`), or fetched by another client (`foreign`).
-    With `crashed`, the victim has already cost one process.
+    `after` is the number of times that the point is passed before the strike. The entries of a
+    partition are new, or pending because their owner was lost (`inherited`), or fetched by another
+    client (`foreign`). If `crashed` is True, the victim has already crashed one process.
     """
 
     point: str
@@ -59,11 +59,14 @@ class Row(NamedTuple):
 
     @property
     def payloads(self) -> list[str]:
-        """The messages. The second is so slow that finished ones are settled before the third."""
+        """The payloads of a partition.
+
+        The second message is so slow that finished ones are settled before the third starts.
+        """
         return ["ok", "sleep 0.03", self.victim, "ok", "ok"]
 
 
-# Reached only when a client destroys the group of a partition that is being handled.
+# These are reached only if a client destroys the group of a partition that is being handled.
 DESTROYED = ("group_restore-calls", "group_restore-called")
 VICTIM_AGAIN, UNACKED = Cost("victim"), Cost("unacked")
 CHARGED = Cost("nobody", 1)
@@ -74,7 +77,8 @@ ROWS = [
     Row("fetch-sent", "dead"),
     Row("fetch-answered", "fail"),
     Row("batch-recorded", "dead"),
-    # If a process exits while a message is marked as running, the crash is counted against it.
+    # If a process exits while a message is marked as running, the crash is counted against the
+    # message.
     *(
         Row("handler-starts", victim, CHARGED, VICTIM_AGAIN, VICTIM)
         for victim in ("ok", "fail", "dead")
@@ -83,19 +87,19 @@ ROWS = [
         Row("handler-returned", victim, Cost("victim", 1), VICTIM_AGAIN, VICTIM)
         for victim in ("ok", "fail", "dead")
     ),
-    # A crash while its error is examined is counted against the message too.
+    # A crash while the message's error is examined is counted against the message, too.
     *(
         Row("outcome-unrecorded", victim, Cost("victim", 1), VICTIM_AGAIN)
         for victim in ("fail", "dead")
     ),
-    # The supervisor acknowledges the finished messages of a dead process. Only the dead process
-    # itself knew its failures.
+    # The supervisor acknowledges the finished messages of a dead process. Its failures, however,
+    # were known only to the dead process itself.
     Row("outcome-recorded", "ok", FREE, VICTIM_AGAIN, VICTIM),
     Row("outcome-recorded", "fail", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
     Row("outcome-recorded", "dead", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
     Row("settle_ack-calls", "fail", FREE, UNACKED),
     Row("settle_ack-called", "dead"),
-    # A failure may wait during a quick run that follows it, which is then unacknowledged too.
+    # A failure may wait during a quick run that follows it, which is then not acknowledged either.
     Row("settle_retry-calls", "fail", VICTIM_AGAIN, UNACKED),
     Row("settle_retry-called", "fail", FREE, UNACKED),
     Row("settle_dead-calls", "dead", VICTIM_AGAIN, UNACKED),
@@ -105,7 +109,7 @@ ROWS = [
     Row("acks-unsent", "ok", FREE, UNACKED),
     Row("acks-sent", "ok"),
     Row("acks-answered", "ok"),
-    # A mark only accuses: an entry is charged after it has run alone.
+    # A mark alone charges nothing: an entry is charged only after it has run alone.
     Row("quarantine_mark-calls", "fail", after=VICTIM, source="inherited"),
     Row("quarantine_mark-called", "fail", after=VICTIM, source="inherited"),
     Row("quarantine_end-calls", "dead", source="inherited"),
@@ -114,7 +118,7 @@ ROWS = [
     Row("message_reclaim-called", "fail", source="foreign"),
 ]
 
-# A failed message that is retried in place has its failures written down.
+# If a failed message is retried in place, its failures are written down.
 BLOCKED = [
     Row("settle_note-calls", "fail", VICTIM_AGAIN, VICTIM_AGAIN),
     Row("settle_note-called", "fail"),
@@ -122,7 +126,7 @@ BLOCKED = [
 
 
 def seed(daemon: Daemon, rows: Iterable[Row]) -> dict[int, list[str]]:
-    """Send the messages of all rows, one partition per row; return the uids of each partition."""
+    """Send the messages of all rows, one partition per row. Return the uids of each partition."""
     ensure_topics(daemon.link, config.load(daemon.config_path))
     uids = {}
     for number, row in enumerate(rows):
@@ -135,7 +139,7 @@ def seed(daemon: Daemon, rows: Iterable[Row]) -> dict[int, list[str]]:
 
 
 def lose_owner(daemon: Daemon, partition: int) -> None:
-    """Make everything in a partition pending, fetched by a lost owner."""
+    """Make all messages in a partition pending for an owner that was lost."""
     assignment = Assignment(TOPIC, partition, GROUP)
     call = leases.acquire(daemon.keys, Lease(assignment, secrets.token_hex(8), 0), 0.001, "lost")
     assert daemon.link.run(call).word == "OK"
@@ -143,7 +147,7 @@ def lose_owner(daemon: Daemon, partition: int) -> None:
 
 
 def fetch(daemon: Daemon, partition: int, consumer: str) -> None:
-    """Fetch the new entries of a partition as `consumer`."""
+    """Fetch the new entries of a partition as the given consumer."""
     stream = daemon.keys.stream(TOPIC, partition)
     daemon.link.execute("XREADGROUP", "GROUP", GROUP, consumer, "STREAMS", stream, ">")
 
@@ -157,14 +161,14 @@ def arm(strikes: Strikes, rows: Iterable[Row], act: str) -> None:
 
 
 class Case(NamedTuple):
-    """One row after its fault. `unacked` are messages that had run and were still pending."""
+    """A row after its fault. `unacked` are messages that had run and were still pending."""
 
     row: Row
     uids: list[str]
     unacked: frozenset[str] = frozenset()
 
     def verdict(self, cost: Cost, records: Iterable[Record], letters: Iterable[Letter]) -> str:
-        """Compare the runs and dead letters with the model; return '' when they match."""
+        """Compare the runs and dead letters with the model. Return '' if they match."""
         victim = self.uids[VICTIM]
         again = {"nobody": frozenset(), "victim": {victim}, "unacked": self.unacked}[cost.again]
         runs = {uid: Counter({1: 1 + (uid in again)}) for uid in self.uids}
@@ -191,7 +195,7 @@ def compare(
 ) -> str:
     """Compare the runs of messages, counted by attempt, and their dead letters with the model.
 
-    A dead letter is (uid, reason, attempts, crashes). Returns '' when everything matches.
+    A dead letter is (uid, reason, attempts, crashes). Return '' if everything matches.
     """
     found: dict[str, Counter[int]] = {uid: Counter() for uid in runs}
     for record in records:
@@ -214,23 +218,23 @@ def compare(
 
 
 def freeze(daemon: Daemon) -> None:
-    """Stop every process of the daemon. The supervisor is first, so it cannot miss the others."""
+    """Stop every process of the daemon, the supervisor first, so that it cannot miss the others."""
     os.kill(daemon.pid, signal.SIGSTOP)
     for each in daemon.session():
         each.suspend()
 
 
 def thaw(daemon: Daemon) -> None:
-    """Resume all processes of the daemon."""
+    """Let all processes of the daemon continue."""
     for each in daemon.session():
         each.resume()
 
 
 def is_at_rest(daemon: Daemon, partitions: Iterable[int]) -> bool:
-    """Return True if the daemon took the partitions over and handled all entries in them.
+    """Return True if the daemon has taken the partitions over and handled all entries in them.
 
-    After all settling, it writes to its fences that no inherited entries are left. From then on,
-    only another actor changes the `picture`.
+    After it has settled everything, it writes to its fences that no inherited entries are left.
+    From then on, only another actor changes the `picture`.
     """
     assignments = [Assignment(TOPIC, each, GROUP) for each in partitions]
     found = daemon.link.pipeline(
@@ -249,7 +253,7 @@ def is_at_rest(daemon: Daemon, partitions: Iterable[int]) -> bool:
 def picture(daemon: Daemon) -> dict[tuple[str, ...], Any]:
     """Return everything that an owner could change, keyed by the command that reads it.
 
-    These are fences, positions, pending entries, retries and dead letters.
+    This includes fences, positions, pending entries, retries and dead letters.
     """
     keys = daemon.keys
     commands: list[tuple[str, ...]] = []
@@ -273,6 +277,6 @@ def picture(daemon: Daemon) -> dict[tuple[str, ...], Any]:
 
 
 def changes(daemon: Daemon, before: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
-    """Return the differences from an earlier picture, as (before, now)."""
+    """Return the differences from an earlier picture, as pairs of (before, now)."""
     now = picture(daemon)
     return {each: (was, now[each]) for each, was in before.items() if now[each] != was}

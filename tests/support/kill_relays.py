@@ -1,7 +1,7 @@
-"""Relays that are struck, each with an outbox of its own.
+"""Relays that are struck, each with its own outbox.
 
-Each committed row is in its topic once, and the row that cannot be sent is in the table of dead
-rows once. So a fault costs nothing, whichever step it interrupts.
+Each committed row is in its topic exactly once, and the row that cannot be sent is in the table of
+dead rows exactly once. A fault therefore costs nothing, whichever step it interrupts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = 12  # three batches
 
 
 class RelayTrial:
-    """An outbox with rows, a relay that is struck at `point`, and its successor."""
+    """An outbox with rows, a relay that is struck at a crash point, and the relay's successor."""
 
     def __init__(
         self, folder: Path, redis_url: str, database: DatabaseServer, point: str, act: str
@@ -51,7 +51,7 @@ class RelayTrial:
         return self.point.startswith(("outbox_fence", "outbox_publish"))
 
     def write(self, rows: int, *, bad: bool = False) -> None:
-        """Commit rows, and with `bad` one for a topic that does not exist."""
+        """Commit rows. If `bad` is True, add a row for a topic that does not exist."""
         with contextlib.closing(self.site.database.connect(self.site.url)) as writer:
             cursor = writer.cursor()
             for _ in range(rows):
@@ -75,7 +75,7 @@ class RelayTrial:
 
     def wait_struck(self) -> None:
         where = 0 if self._is_of_partition else "-"
-        if self.point.startswith("outbox_release"):  # the point is at the relay's exit
+        if self.point.startswith("outbox_release"):  # this point is reached when the relay exits
             self.site.wait_empty(PATIENCE, self.point)
             self.struck.send_signal(signal.SIGTERM)
         wait_until(
@@ -83,7 +83,7 @@ class RelayTrial:
         )
 
     def check(self) -> None:
-        """Wait until all rows are sent, and compare the topic and the dead-lettered rows."""
+        """Wait until all rows are sent, and check the topic and the dead-lettered rows."""
         self.site.wait_empty(PATIENCE, self.point)
         assert self.site.check() == self._number, self.point
         with connect(self.site.url) as database:
@@ -100,7 +100,7 @@ class RelayTrial:
 
 
 def run_killed(trials: list[RelayTrial]) -> None:
-    """Kill each relay at its point, and have another one finish."""
+    """Kill each relay at its point, and let another one finish its work."""
     _strike(trials)
     for trial in trials:
         assert trial.struck.wait(PATIENCE) == -signal.SIGKILL, trial.point
@@ -113,7 +113,7 @@ def run_killed(trials: list[RelayTrial]) -> None:
 
 
 def run_paused(trials: list[RelayTrial]) -> None:
-    """Stop each relay at its point, have another one take over and finish, then continue it."""
+    """Stop each relay at its point, let another one take over and finish, then resume it."""
     _strike(trials)
     successors = [trial.start_successor() for trial in trials]
     for trial, successor in zip(trials, successors, strict=True):

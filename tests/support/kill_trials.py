@@ -1,7 +1,7 @@
-"""Instances whose supervisor is struck: the rows of the matrix, one instance per row.
+"""Instances whose supervisor is struck: the rows of the matrix, with one instance per row.
 
 An instance has only one supervisor, so each row has its own instance in its own database. Several
-of them run in parallel.
+instances run in parallel.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from tests.support.daemon import Daemon
 from tests.support.kill_matrix import VICTIM, changes, freeze, is_at_rest, picture, thaw
 
 PATIENCE = 30.0  # seconds that a busy machine may need for 2 s of work
-SIDE_BY_SIDE = 6  # instances in parallel
+SIDE_BY_SIDE = 6  # number of instances that run in parallel
 MAX_CRASHES = 2
 GATE = "go"
 
 
 class Row(NamedTuple):
-    """One crash point, in the course of one of these:
+    """A crash point that is reached in one of four courses.
 
-    start: the daemon starts, there is work. busy: the victim runs. crash: the victim exits its
-    process, each time. drain: the daemon is asked to stop while the victim runs.
+    In `start`, the daemon starts with work to do. In `busy`, the victim is running. In `crash`, the
+    victim exits its process each time. In `drain`, the daemon is asked to stop while the victim
+    runs.
     """
 
     point: str
@@ -39,13 +40,14 @@ class Row(NamedTuple):
 
 ROWS = [
     *(Row(f"member_heartbeat-{side}", "start") for side in ("calls", "called")),
-    # A start makes two of these calls, the first for the registration. This is the second, for the
+    # A start makes two of these calls. The first is for the registration, and this one is for the
     # lease.
     *(Row(f"group_ensure-{side}", "start", after=1) for side in ("calls", "called")),
     *(Row(f"lease_acquire-{side}", "start") for side in ("calls", "called")),
     Row("worker-forked", "start"),
     *(Row(f"lease_renew-{side}", "busy", again=1) for side in ("calls", "called")),
-    # Another instance learns of the crash only from Redis; the next supervisor, from this one.
+    # Another instance learns of the crash only from Redis, but the next supervisor learns of it
+    # from this one.
     Row("worker-ended", "crash", again=1, resumed=0),
     Row("worker-judged", "crash", again=1, resumed=0),
     Row("lease_refence-calls", "crash", again=1, resumed=0),
@@ -86,7 +88,7 @@ class Trial:
         self.two.close()
 
     def begin(self, act: str) -> None:
-        """Start the instance with messages to handle. Without an `act`, it is not struck."""
+        """Start the instance with messages to handle. If `act` is empty, it is not struck."""
         payloads = ["ok", "sleep 0.03", PAYLOADS[self.row.course], "ok", "ok"]
         self.uids = self.one.send(payloads)
         if act and self.row.course in ("start", "crash"):
@@ -115,7 +117,7 @@ class Trial:
         )  # fmt: skip
 
     def heartbeat(self) -> float:
-        """Return the time of the first instance's last heartbeat, server time."""
+        """Return the time of the first instance's last heartbeat (server time)."""
         found = self.one.link.execute("ZSCORE", self.one.keys.members("default"), "one")
         return float(found or 0)
 
@@ -124,12 +126,12 @@ class Trial:
         return not self.one.running or (self.heartbeat() > heartbeat and not self.one.pids())
 
     def unacked(self) -> set[str]:
-        """Return the started messages that are still pending, except the victim of the row."""
+        """Return the started messages that are still pending, without the victim of the row."""
         begun = {each.uid for each in self.one.ledger.records("start")}
         return begun & self.one.pending_uids() - {self.uids[VICTIM]}
 
     def verdict(self, again: int, unacked: Iterable[str] = ()) -> str:
-        """Return the differences from the model, '' if there are none."""
+        """Return the differences from the model, or '' if there are none."""
         victim = self.uids[VICTIM]
         runs = {uid: Counter({1: 1}) for uid in self.uids}
         buried = []
@@ -150,7 +152,8 @@ class Trial:
 def run_killed(trials: list[Trial]) -> None:
     """Kill each supervisor at its point and start the same instance again.
 
-    All processes of its predecessor are then proven dead, so nothing waits for a lease to expire.
+    This proves that all processes of its predecessor are dead, so nothing has to wait until a lease
+    expires.
     """
     for trial in trials:
         trial.begin("KILL")
@@ -170,7 +173,7 @@ def run_killed(trials: list[Trial]) -> None:
 
 
 def run_paused(trials: list[Trial]) -> None:
-    """Stop each instance at its point, have another take over and finish, then resume it."""
+    """Stop each instance at its point, let another one take over and finish, then resume it."""
     for trial in trials:
         trial.begin("STOP")
     for trial in trials:
@@ -179,7 +182,7 @@ def run_paused(trials: list[Trial]) -> None:
     for trial in trials:
         trial.wait_struck()
         freeze(trial.one)
-        # A worker that was just forked may be in the middle of anything.
+        # A worker that was forked just now may be in the middle of anything.
         again.append(trial.unacked() if trial.row.point == "worker-forked" else set())
         trial.two.start()
         trial.open()

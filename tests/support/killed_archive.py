@@ -1,8 +1,8 @@
-"""Run `streamqd` and kill it with SIGKILL at a named point of archiving a batch.
+"""Run `streamqd`, and kill it with SIGKILL at a named point while it archives a batch.
 
     python -m tests.support.killed_archive POINT BATCH CONFIG pipeline archive …
 
-POINT is one of POINTS or LETTER_POINTS; BATCH counts the batches of the run, from 1.
+POINT is one of POINTS or LETTER_POINTS. BATCH is the number of the batch in the run, from 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.storage import ArchiveTable
 
-# Point -> the step, and True if the kill comes before it.
+# Maps a point to its step, and to True if the kill comes before the step.
 POINTS: dict[str, tuple[type, str, bool]] = {
     "written": (ArchiveTable, "append", True),
     "settled": (ArchiveTable, "settle", False),
@@ -30,10 +30,10 @@ LETTER_POINTS: dict[str, tuple[type, str, bool]] = {
 
 
 def strike(point: str, batch: int, blow: Callable[[], None]) -> Callable[[], None]:
-    """Call `blow` at that point of the batch; return a function that undoes the change."""
+    """Call `blow` at a point of a batch. Return a function that undoes the change."""
     kind, name, before = (POINTS | LETTER_POINTS)[point]
     done: Any = getattr(kind, name)
-    # A run first reports the earlier archived batches to Redis.
+    # A run first reports the batches that were archived earlier to Redis.
     left = batch + point.startswith("told")
 
     def struck(*args: Any, **named: Any) -> Any:
@@ -51,7 +51,7 @@ def strike(point: str, batch: int, blow: Callable[[], None]) -> Callable[[], Non
 
 
 def main() -> None:
-    """Run the command from the arguments."""
+    """Run the command given by the arguments."""
     from streamqd.cli import cli
 
     point, batch = sys.argv[1], int(sys.argv[2])

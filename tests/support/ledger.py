@@ -1,11 +1,12 @@
 """The ledger: the real fate of each message, recorded independently of streamqd.
 
-It is one file. The producer writes `sent` after the server has confirmed a message. A handler
-writes `start` when it is called, and `end` or `raise` before it returns, synced to disk. Each
-record is one appending write, so no record is lost with its process. Only SIGKILL can tear a record
-that spans two pages. Each record starts on a new line, so a torn one does not damage others.
+The ledger is one file. The producer writes `sent` after the server has confirmed a message. A
+handler writes `start` when it is called, and `end` or `raise` before it returns, synced to disk.
+Each record is one appending write, so no record is lost together with its process. Only SIGKILL can
+tear a record, if the record spans two pages. Each record starts on a new line, so that a torn
+record does not damage others.
 
-`audit` decides if anything is lost, never the figures of streamqd itself.
+`audit` alone decides whether anything is lost, and never uses the figures of streamqd itself.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
-VARIABLE = "LEDGER"  # environment variable with the path, for handlers
+VARIABLE = "LEDGER"  # the environment variable that gives handlers the path
 
 
 class LedgerMessage(Protocol):
-    """The data of a message that the ledger records."""
+    """The facts about a message that the ledger records."""
 
     @property
     def uid(self) -> str: ...
@@ -35,11 +36,14 @@ class LedgerMessage(Protocol):
 
 
 class Record(NamedTuple):
-    """One line. `at` is in seconds of the monotonic clock, which all processes of a host share."""
+    """A line of the ledger.
+
+    `at` is in seconds of the monotonic clock, which all processes of a host share.
+    """
 
     kind: str  # sent | start | end | raise | note, or the argument of `record_event`
     uid: str
-    group: str  # '' if it is not a run
+    group: str  # '' if the record is not about a run
     attempt: int
     pid: int
     at: float
@@ -48,20 +52,21 @@ class Record(NamedTuple):
 
 @dataclass
 class Audit:
-    """The errors in the runs of one group, empty if every message ran exactly once."""
+    """The errors in the runs of one group. All are empty if every message ran exactly once."""
 
-    lost: list[str] = field(default_factory=list)  # sent, but no run of it finished
+    lost: list[str] = field(default_factory=list)  # sent, but no run of them finished
     repeated: dict[str, int] = field(default_factory=dict)  # uid -> number of started runs, if > 1
-    unexpected: list[str] = field(default_factory=list)  # run, but never sent
+    unexpected: list[str] = field(default_factory=list)  # ran, but were never sent
 
 
 class Ledger:
-    """The file: producer and handlers write it, the test reads it."""
+    """The file, which the producer and the handlers write and the test reads."""
 
     def __init__(self, path: Path, version: str = "", *, durable: bool = True) -> None:
-        """`durable`: sync the end of a run to disk before the handler returns.
+        """Open the file.
 
-        Without it, records survive the death of a process, but not that of the machine.
+        If `durable` is True, the end of a run is synced to disk before the handler returns.
+        Otherwise, records survive the death of a process, but not that of the machine.
         """
         self.path = path
         self.version = version
@@ -72,7 +77,7 @@ class Ledger:
 
     @classmethod
     def from_environment(cls, version: str = "", *, durable: bool = True) -> Self:
-        """Open the ledger named in the environment. `version` is recorded with each run."""
+        """Open the ledger that the environment names. `version` is recorded with each run."""
         return cls(Path(os.environ[VARIABLE]), version, durable=durable)
 
     def close(self) -> None:
@@ -95,7 +100,7 @@ class Ledger:
     def run(self, message: LedgerMessage, text: str | None = None) -> Iterator[None]:
         """Record a run: `start` now, and `end` or `raise` after the block.
 
-        `text` is recorded with both, by default the code version.
+        `text` is recorded with both. The default is the version of the code.
         """
         self._note_run("start", message, text)
         try:
@@ -106,7 +111,7 @@ class Ledger:
         self._note_end("end", message, text)
 
     def note(self, message: LedgerMessage, text: str) -> None:
-        """Record other facts about a run for the test."""
+        """Record other facts about a run, for use by the test."""
         self._note_run("note", message, text)
 
     def _note_end(self, kind: str, message: LedgerMessage, text: str | None) -> None:
@@ -126,11 +131,11 @@ class Ledger:
     # --- reading ---
 
     def records(self, *kinds: str) -> list[Record]:
-        """Return all records so far, or those of some kinds, in the order of writing."""
+        """Return all records so far, or those of the given kinds, in the order of writing."""
         return [each for each in self.since(0) if not kinds or each.kind in kinds]
 
     def since(self, count: int) -> list[Record]:
-        """Return all records so far, without the first `count`."""
+        """Return all records so far, except the first `count`."""
         with self.path.open("rb") as file:
             file.seek(self._read_to)
             new = file.read()
@@ -149,11 +154,11 @@ class Ledger:
         return len(self.records(kind))
 
     def finished_uids(self, group: str) -> set[str]:
-        """Return the messages with a successful run."""
+        """Return the uids of the messages that a group has run successfully."""
         return {each.uid for each in self.records("end") if each.group == group}
 
     def audit(self, group: str) -> Audit:
-        """Compare the sent messages with the runs."""
+        """Compare the sent messages with the runs of a group."""
         sent = {each.uid for each in self.records("sent")}
         starts = Counter(each.uid for each in self.records("start") if each.group == group)
         return Audit(

@@ -1,6 +1,6 @@
 """Workers that run in the test's own process, one after the other.
 
-A life takes milliseconds, and the test decides at which instruction something happens.
+A worker's life takes milliseconds, and the test decides at which instruction something happens.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tests.support import users
 
 Work = Callable[[Message], object]
 
-PATIENCE = 60.0  # longest life of a worker in seconds; on an idle host, a few milliseconds
+PATIENCE = 60.0  # longest life of a worker in seconds; a few milliseconds on an idle host
 NEVER = (1 << 63) - 1
 _work: list[Work] = []
 
 
 def handle(message: Message) -> object:
-    """Call the function that the test supplied, as the handler of every worker here."""
+    """Call the function that the test has supplied. This is the handler of every worker here."""
     return _work[-1](message)
 
 
 def handle_batch(batch: list[Message]) -> object:
-    """Call the function of the test for each message of a batch."""
+    """Call the test's function for each message of a batch."""
     failed: dict[Message, BaseException] = {}
     for message in batch:
         try:
@@ -68,13 +68,13 @@ class Life:
         suspects: Suspects | None = None,
         **changed: Any,
     ) -> WorkerLoop:
-        """Return a worker that has not started; `changed` are settings of its consumer."""
+        """Return a worker that is not started yet. Pass settings of its consumer in `changed`."""
         consumer = replace(self.settings.consumers[0], **changed)
         orders = Grant(Lease(ASSIGNMENT, token, 7), cautious, suspects or {})
         return assemble(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: WorkerLoop, work: Work) -> int:
-        """Run a worker until it exits, but not longer than PATIENCE; return its exit code."""
+        """Run a worker until it exits, for at most PATIENCE. Return its exit code."""
         self.slot.command = WorkerCommand.NONE
         timer = threading.Timer(PATIENCE, self.stop)
         timer.start()
@@ -88,18 +88,18 @@ class Life:
             worker.link.close()
 
     def stop(self) -> None:
-        """Ask the worker to finish its message and exit, as the supervisor does."""
+        """Ask the worker to finish its message and exit, in the same way as the supervisor."""
         self.send_command(WorkerCommand.STOP)
 
     def send_command(self, command: WorkerCommand) -> None:
-        """Set the command of the supervisor, and wake the worker."""
+        """Set the supervisor's command, and wake the worker."""
         self.slot.command = command
         self._peer.send(b"look")
 
 
 @contextmanager
 def open_lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
-    """Make lives on the server at a URL; undo the changes of a worker to its process."""
+    """Make lives that use the server at a URL. Undo the changes of their workers at the end."""
     peer, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     factory, limit = logging.getLogRecordFactory(), signal.getsignal(signal.SIGUSR1)
     slot.trusted_until_ns = NEVER
@@ -111,7 +111,8 @@ def open_lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
             handler=f"{__name__}:handle",
             backoff=Backoff("fixed", 3600.0, 3600.0, "none"),
         )
-        # A separate folder: workers of one folder wait for each other's turn in quarantine.
+        # Each life has its own folder, because workers of one folder wait for each other in
+        # quarantine.
         daemon = Daemon(instance="west-1", state_dir=Path(folder))
         settings = Settings(daemon=daemon, consumers=(consumer,))
         redis = users.settings_as(replace(settings.redis, url=url), "daemon")

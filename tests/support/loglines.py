@@ -12,7 +12,7 @@ from streamqd import logs
 
 
 class LogLines:
-    """Captures the daemon's lines while open; restores the logger afterwards."""
+    """Captures the daemon's log lines while it is open. Restores the logger afterwards."""
 
     def __enter__(self) -> LogLines:
         logger = logging.getLogger("streamqd")
@@ -31,7 +31,7 @@ class LogLines:
         os.close(self._writer)
 
     def all(self) -> list[dict[str, Any]]:
-        """Return every line since the start."""
+        """Return every line that was logged since the start."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._reader, 1 << 20):
                 self._raw += part

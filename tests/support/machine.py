@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine and its software; `commit` is '' outside of a clone."""
+    """Describe the machine and its software. `commit` is '' outside of a clone."""
     return {
         "cpu": processor(),
         "cores": os.cpu_count(),

@@ -1,8 +1,9 @@
-"""The nemesis: it strikes a fleet by a seeded plan, and logs each target and time.
+"""The nemesis: it strikes a fleet according to a seeded plan, and logs each target and time.
 
-A plan is made before anything runs and depends on the seed alone: time, kind, target and duration.
-Each kind is a generator. It strikes, yields the condition (or the time) to wait for, and heals.
-Nothing here judges: `verdict` does, from the log.
+The plan is made before anything runs. It depends only on the seed, and gives the time, kind, target
+and duration of each strike. Each kind is a generator: it strikes, yields the condition (or the
+time) that it waits for, and then heals. This module does not judge the result; `verdict` judges it,
+based on the log.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.support.daemon import Daemon
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer
 
-PATIENCE = 60.0  # seconds until a fault that does not heal fails the test
+PATIENCE = 60.0  # the test fails if a fault does not heal within this many seconds
 Wait = Callable[[], object]
 Course = Generator[Wait, None, None]
 
@@ -44,7 +45,10 @@ PEACE = ("restart", "order", "reload")
 
 
 class PlannedStrike(NamedTuple):
-    """One stroke of a plan. `chance` in [0, 1) picks the victim, `seconds` is its duration."""
+    """A strike of a plan.
+
+    `chance` in [0, 1) selects the victim, and `seconds` is the duration of the strike.
+    """
 
     at: float
     kind: str
@@ -55,9 +59,9 @@ class PlannedStrike(NamedTuple):
 def plan(
     seed: int, seconds: float, every: float, lasting: tuple[float, float], kinds: Sequence[str]
 ) -> list[PlannedStrike]:
-    """Plan strokes for `seconds`, one per `every` seconds on average.
+    """Plan strikes for a number of seconds, with one per `every` seconds on average.
 
-    Each kind has its turn before any kind has a second one.
+    Each kind is used once before any kind is used again.
     """
     dice = random.Random(f"nemesis {seed}")
     strokes: list[PlannedStrike] = []
@@ -73,7 +77,7 @@ def plan(
 
 @dataclass
 class Victim:
-    """An instance, the proxy in front of its Redis, and True in `busy` during a strike."""
+    """An instance, and the proxy in front of its Redis. `busy` is True during a strike."""
 
     daemon: Daemon
     proxy: FaultProxy
@@ -84,13 +88,13 @@ class Victim:
         return str(self.daemon.tables["daemon"]["instance"])
 
     def workers(self) -> tuple[int, ...]:
-        """Return the pids of its workers."""
+        """Return the pids of the instance's workers."""
         titles = self.daemon.titles()
         return tuple(pid for title, pid in titles.items() if title.startswith("streamqd: worker"))
 
 
 class Nemesis:
-    """Strikes when `step` is called; the log is `strikes`."""
+    """Strikes when `step` is called, and logs its acts in `strikes`."""
 
     def __init__(
         self,
@@ -101,7 +105,7 @@ class Nemesis:
         steer: Connection,
     ) -> None:
         self.strikes: list[Strike] = []
-        self.passed = 0  # strokes of the plan that found no target
+        self.passed = 0  # strikes of the plan that found no target
         self._planned = planned
         self._rough = any(stroke.kind not in PEACE for stroke in planned)
         self._server = server
@@ -118,7 +122,7 @@ class Nemesis:
 
     @property
     def is_over(self) -> bool:
-        """True if the plan is done and everything is healed."""
+        """True if the plan is finished and everything is healed."""
         return not self._planned and not self._courses
 
     def step(self) -> None:
@@ -146,16 +150,16 @@ class Nemesis:
 
     @contextmanager
     def _log_strike(self, kind: str, whom: str, pids: tuple[int, ...] = ()) -> Iterator[None]:
-        """Log a strike that starts now and ends with the body."""
+        """Log a strike that starts now and ends when the block ends."""
         at, now = len(self.strikes), time.monotonic()
         self.strikes.append(Strike(at, kind, whom, pids, now, float("inf")))
         yield
         self.strikes[at] = self.strikes[at]._replace(ended=time.monotonic())
 
     def _choose(self, stroke: PlannedStrike, *, spare: int = 0) -> Victim | None:
-        """Return a working instance without a strike in progress, or None.
+        """Return a working instance that no strike affects at the moment, or None.
 
-        `spare` is the number of other such instances that must be left to do the work.
+        `spare` is the number of other such instances that must remain to do the work.
         """
         able = [each for each in self._victims if not each.busy and each.workers()]
         if len(able) <= spare:
@@ -164,7 +168,7 @@ class Nemesis:
         return able[int(stroke.chance * len(able))]
 
     def _choose_worker(self, stroke: PlannedStrike) -> tuple[Victim | None, int]:
-        """Return an instance from `_choose`, and the pid of one of its workers."""
+        """Return an instance from `_choose` and the pid of one of its workers, or (None, 0)."""
         victim = self._choose(stroke)
         pids = victim.workers() if victim is not None else ()
         return (victim, pids[int(stroke.chance * 997) % len(pids)]) if pids else (None, 0)
@@ -200,7 +204,7 @@ class Nemesis:
         with self._mark_busy(victim):
             with self._log_strike("kill supervisor", victim.name, victim.workers()):
                 daemon.kill()
-            yield lambda: not daemon.session()  # F6: fails if a process of it is left
+            yield lambda: not daemon.session()  # F6: fails if one of its processes is left
             yield _time_after(stroke.seconds)
             yield from self._start(daemon)
 
@@ -217,7 +221,7 @@ class Nemesis:
             yield from self._start(daemon)
 
     def _start(self, daemon: Daemon) -> Course:
-        # A daemon does not start without its server.
+        # A daemon cannot start without its server.
         yield lambda: not self.server_away
         mark = daemon.mark()
         daemon.start()
@@ -297,7 +301,7 @@ class Nemesis:
     def _kill_clients(self, _stroke: PlannedStrike) -> Course:
         if not self.server_away:
             with self._log_strike("kill clients", "redis"):
-                for kind in ("normal", "pubsub"):  # all except the caller
+                for kind in ("normal", "pubsub"):  # all clients except this one
                     self._fleet.store.execute("CLIENT", "KILL", "TYPE", kind)
         yield from ()
 
@@ -332,15 +336,14 @@ class Nemesis:
     # --- directives: no faults ---
 
     def _order(self, stroke: PlannedStrike) -> Course:
-        """Move some assignments elsewhere; after a while, rebalance the fleet."""
+        """Move some assignments to other instances, and rebalance the fleet after a while."""
         yield lambda: not self.server_away
         dice = random.Random(stroke.chance)
         with self._log_strike("order", "fleet"):
             for assignment in dice.sample(self._assignments, max(1, len(self._assignments) // 4)):
                 to = dice.choice(self._victims).name
-                with contextlib.suppress(
-                    RequestRefusedError, StreamqdError
-                ):  # it is unavailable at the moment
+                # Redis may be unavailable at the moment.
+                with contextlib.suppress(RequestRefusedError, StreamqdError):
                     directives.move(self._fleet, assignment, to, "the nemesis wants it")
             yield _time_after(stroke.seconds)
             yield lambda: not self.server_away
@@ -366,11 +369,11 @@ class Nemesis:
 
 
 def _time_after(seconds: float) -> Wait:
-    """Return a condition that is true after `seconds`."""
+    """Return a condition that becomes true after a number of seconds."""
     until = time.monotonic() + seconds
     return lambda: time.monotonic() >= until
 
 
 def _ignore_exited() -> contextlib.AbstractContextManager[None]:
-    """Ignore a process that exited in the meantime."""
+    """Ignore that a process has exited in the meantime."""
     return contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess)

@@ -1,7 +1,7 @@
-"""Skip tests that need a package of the extra `dev-all` by name where it is missing.
+"""Skip tests by name if they need a package of the extra `dev-all` that is missing.
 
 `make test` installs only `dev`. With STREAMQD_TEST_ALL=1, which `make test-all` and CI set, every
-package is expected, and a missing package fails the tests that need it.
+package is expected to be installed, and a missing package fails the tests that need it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = frozenset(
             "fastapi",
             "fastavro",
             "flask",
-            "google",  # the package protobuf
+            "google",  # of the package protobuf
             "jinja2",
             "moto",
         ),
@@ -52,21 +52,21 @@ def all_required() -> bool:
 
 
 def need(*packages: str) -> pytest.MarkDecorator:
-    """Return a mark that skips a test where one of the packages is missing."""
+    """Return a mark that skips a test if one of the packages is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     reason = f"{', '.join(missing)} is not installed: {HINT}"
     return pytest.mark.skipif(bool(missing) and not all_required(), reason=reason)
 
 
 def skip_without(package: str) -> None:
-    """Skip the running test where the package is missing, or fail it where all are demanded."""
+    """Skip the running test if a package is missing. Fail it if all packages are required."""
     if importlib.util.find_spec(package) is None:
         stop = pytest.fail if all_required() else pytest.skip
         stop(f"{package} is not installed: {HINT}")
 
 
 def missing(error: BaseException | None) -> str:
-    """Return why a test module could not be imported, if a package is missing; else ''."""
+    """Return why a test module could not be imported, or '' unless a package is missing."""
     if all_required():
         return ""
     while error is not None:

@@ -1,7 +1,7 @@
-"""An outbox from outside: writers with transactions, relays as processes, and its topic.
+"""An outbox seen from outside: writers with transactions, relay processes, and its topic.
 
-Each transaction of a writer inserts a message and a line of a ledger. So the ledger holds exactly
-the committed messages, even if the answer to a commit was lost.
+Each transaction of a writer inserts a message and a line of a ledger. The ledger therefore holds
+exactly the committed messages, even if the answer to a commit was lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.forked_relay import ForkedRelay
 from tests.support.waiting import wait_until
 
 NAME, TOPIC = "shop", "orders"
-KEYS = 3  # keys of each writer
+KEYS = 3  # number of keys that each writer uses
 sender = Outbox(settings=config.Settings())
 
 
@@ -40,7 +40,7 @@ Relay = subprocess.Popen[bytes] | ForkedRelay
 
 
 class OutboxSite:
-    """One outbox: its database, its topic, and the processes that relay it."""
+    """An outbox with its database, its topic, and the processes that relay it."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class OutboxSite:
         return [sys.executable, "-m", "streamqd", "--config", str(self.config), *arguments]
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start one more relay."""
+        """Start another relay."""
         with (self.folder / f"relay-{next(self._numbers)}.log").open("wb") as log:
             made = subprocess.Popen(self.command("outbox", "run"), stdout=log, stderr=log)
         self.processes.append(made)
@@ -104,7 +104,7 @@ class OutboxSite:
         return found
 
     def holder(self) -> Relay | None:
-        """Return the process that holds the outbox."""
+        """Return the process that currently holds the outbox."""
         view = self.view()
         for each in self.processes:
             if view.relayed and f"process {each.pid})" in view.owner:
@@ -138,12 +138,12 @@ class OutboxSite:
             return made.backlog(1_000_000)[0]
 
     def wait_empty(self, timeout: float, what: str = "") -> None:
-        """Wait until no row is left, with one connection for all polls."""
+        """Wait until no row is left, using one connection for all polls."""
         with connect(self.url) as made:
             wait_until(lambda: made.backlog(1)[0] == 0, timeout=timeout, what=what, every=0.05)
 
     def entries(self) -> dict[int, list[tuple[bytes, int, int]]]:
-        """Return key, writer and number of the entries, by partition and in their order."""
+        """Return the key, writer and number of each entry, by partition and in order."""
         found = {}
         for number in range(topics.partition_count(self.store, TOPIC) or 0):
             key = self.store.keys.stream(TOPIC, number)
@@ -172,14 +172,15 @@ class OutboxSite:
             for key, numbers in of_key.items():
                 places[key].append(numbers)
         for key, parts in places.items():
-            # After a growth a key has a second partition, whose messages are all later.
+            # After the topic has grown, a key may have a second partition, whose messages are all
+            # later.
             merged = [number for part in sorted(parts) for number in part]
             assert merged == sorted(merged), f"the order of {key!r} was not kept"
         return len(every)
 
 
 class Writers:
-    """Threads with a connection each, that commit 80 % of their transactions."""
+    """Threads that each have a connection, and commit 80 % of their transactions."""
 
     def __init__(self, site: OutboxSite, count: int, transactions: int, pause: float) -> None:
         self._site = site
@@ -196,7 +197,7 @@ class Writers:
 
     @property
     def share(self) -> float:
-        """The share of transactions that are done."""
+        """The share of transactions that are finished."""
         return self.done / (self._transactions * len(self._threads))
 
     def join(self) -> None:
@@ -249,7 +250,7 @@ class Writers:
 
 
 def exit_after_commit(site: OutboxSite, values: int) -> None:
-    """Commit in a process of its own, which is killed immediately after the commit."""
+    """Commit in a separate process, which is killed immediately after the commit."""
     for number in range(values):
         pid = os.fork()
         if pid == 0:

@@ -1,4 +1,4 @@
-"""Assignments that an instance owns, without the instance."""
+"""Assignments that an instance owns, set up without the instance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contract.harness import ASSIGNMENT
 
 
 def create_groups(link: Connection, keys: Keys, count: int) -> list[Assignment]:
-    """Register the topic of ASSIGNMENT with `count` partitions, each with the group."""
+    """Register the topic of ASSIGNMENT with `count` partitions, each of which has the group."""
     topics.create(Store(link, keys), ASSIGNMENT.topic, config.Topic(partitions=count))
     assignments = [ASSIGNMENT._replace(partition=number) for number in range(count)]
     link.run_many([messages.ensure_group(keys, assignment, "0") for assignment in assignments])

@@ -1,8 +1,8 @@
-"""A handler that obeys the payload and keeps the ledger. A `Daemon` copies it.
+"""A handler that does what the payload says, and keeps the ledger. A `Daemon` copies it.
 
 A payload is a word and its arguments: `ok`, `sleep 0.01`, `fail`, `dead WORDS`, `exit 9`, `segv`,
-`kill`, `hold` (forever in C, with the interpreter), `await FILE`, `leak 1000000`, `spawn` and
-`fork` (a process that stays; with a FILE they wait for it).
+`kill`, `hold` (forever in C, holding the interpreter), `await FILE`, `leak 1000000`, `spawn` and
+`fork` (a process that stays; if a FILE is given, it waits for that file).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ kept: list[bytearray] = []
 
 
 def obey(message: Message) -> None:
-    """Obey the payload."""
+    """Do what the payload says."""
     with ledger.run(message):
         word, *arguments = message.text().split()
         _WORDS[word](message, *arguments)
@@ -53,7 +53,7 @@ def _exit(_message: Message, code: str) -> None:
 
 
 def _segv(_message: Message) -> None:
-    # Without this, the interpreter's fault handler would first print every thread's stack.
+    # Without this, the interpreter's fault handler would first print the stack of every thread.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     ctypes.string_at(0)
 
@@ -63,7 +63,7 @@ def _kill(_message: Message) -> None:
 
 
 def _hold(_message: Message) -> None:
-    # It never leaves C: no signal handler and no other thread of this process runs.
+    # This call never returns from C, so no signal handler and no other thread of the process runs.
     deque(repeat(None), maxlen=0)
 
 

@@ -1,8 +1,9 @@
-"""The daemon, with every plan of its supervisor made twice.
+"""The daemon, with a supervisor that makes every plan twice.
 
     python -m tests.support.planned_twice --config streamq.toml …
 
-runs `streamqd`. It exits with an AssertionError if a plan changes the state of a part, or logs.
+runs `streamqd`. It exits with an AssertionError if making a plan changes the state of a part, or
+writes to the log.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PARTS = ("partitions", "rebalancer", "capacity", "replacement", "limits", "drain
 
 
 def read_state(value: object) -> object:
-    """Return the state of a part or a partition, without the memory that it shares with workers."""
+    """Return the state of a part or a partition, without memory that it shares with workers."""
     if isinstance(value, dict):
         return {key: read_state(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -31,7 +32,7 @@ def read_state(value: object) -> object:
 
 @contextmanager
 def refuse_logging() -> Iterator[None]:
-    """Refuse log events."""
+    """Raise an error if an event is logged."""
     event = logs.event
 
     def refuse(name: str, *_: object, **__: object) -> None:
@@ -45,11 +46,11 @@ def refuse_logging() -> Iterator[None]:
 
 
 def plan_twice(plan_actions: Callable[..., list[Action]], *parts: object) -> list[Action]:
-    """Return the planned actions. Raises AssertionError when planning leaves a trace."""
+    """Return the planned actions. Raises AssertionError if planning leaves a trace."""
     before = [read_state(part) for part in parts]
     with refuse_logging():
         first, second = plan_actions(), plan_actions()
-        if first != second:  # a worker changed its slot in between, which happens only once
+        if first != second:  # a worker has changed its slot in between, which happens only once
             first, second = second, plan_actions()
     assert first == second, f"a plan is repeated differently: {first}, then {second}"
     after = [read_state(part) for part in parts]
@@ -63,7 +64,7 @@ def plan_twice(plan_actions: Callable[..., list[Action]], *parts: object) -> lis
 
 
 def main() -> None:
-    """Run the command from the arguments."""
+    """Run the command given by the arguments."""
     from streamqd.cli import main as streamqd
 
     plan_actions = supervisor.Supervisor._plan_actions

@@ -1,4 +1,4 @@
-"""A proxy between a client and a real server that misbehaves on demand.
+"""A proxy between a client and a real server, which misbehaves on demand.
 
 It parses Redis frames, so "the reply of the third EVALSHA" is exact, however the bytes are split.
 Handshake commands (CLIENT, AUTH, SELECT, HELLO) are never counted.
@@ -49,12 +49,15 @@ class Fault(enum.Enum):
 
 @dataclass
 class Trigger:
-    """One armed fault. `hit` is set when its command came. `release` lifts a HOLD_ fault."""
+    """An armed fault.
+
+    `hit` is set once its command has come. `release` ends a fault of the kind HOLD_.
+    """
 
     fault: Fault
     wanted: Callable[[list[bytes]], bool]
     left: int
-    forged: bytes = b""  # the reply of FORGE_REPLY, as RESP2
+    forged: bytes = b""  # the reply of FORGE_REPLY, in RESP2
     happened: threading.Event = field(default_factory=threading.Event)
     let_go: threading.Event = field(default_factory=threading.Event)
 
@@ -67,7 +70,7 @@ class Trigger:
         assert self.happened.wait(timeout), f"{self.fault.name}: its command did not come"
 
     def release(self) -> None:
-        """Forward the held command or reply."""
+        """Forward the command or reply that is being held."""
         self.let_go.set()
 
     def disarm(self) -> None:
@@ -76,11 +79,11 @@ class Trigger:
 
 
 class FaultProxy:
-    """Listens on a unix socket (or, with `tcp`, on a loopback port) and forwards to `target`.
+    """Listens on a unix socket, or on a loopback port with `tcp`, and forwards to a server.
 
-    `target` is the path of a unix socket or a (host, port) pair. While `refusing` is set, new
-    connections are closed immediately. It remembers the last `remember` commands, or all. It runs
-    its own threads, which `close` stops.
+    `target` is the path of a unix socket, or a pair of host and port. While `refusing` is set, new
+    connections are closed immediately. The proxy stores the last `remember` commands, or all of
+    them if no number is given. It runs its own threads, which `close` stops.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class FaultProxy:
         self._requests = Direction()
         self._replies = Direction()
         self.refusing = False
-        self.refused = 0  # refused connections
+        self.refused = 0  # number of refused connections
         if tcp:
             self._listener = socket.create_server(("127.0.0.1", 0))
             self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -119,7 +122,7 @@ class FaultProxy:
 
     @property
     def commands(self) -> list[list[bytes]]:
-        """The counted commands that reached the server, in order."""
+        """The counted commands that have reached the server, in order."""
         with self._lock:
             return list(self._commands)
 
@@ -137,7 +140,10 @@ class FaultProxy:
         nth: int = 1,
         wanted: Callable[[list[bytes]], bool] | None = None,
     ) -> Trigger:
-        """Arm `fault` for the nth command from now: with this name, or `wanted` by the caller."""
+        """Arm a fault for the nth command from now on.
+
+        A command counts if it has the name `command`, or if `wanted` returns True for it.
+        """
         name = command.upper().encode()
 
         def by_name(arguments: list[bytes]) -> bool:
@@ -149,7 +155,10 @@ class FaultProxy:
         return trigger
 
     def forge(self, reply: bytes, wanted: Callable[[list[bytes]], bool]) -> Trigger:
-        """Replace the reply of each wanted command by `reply` (RESP2), until it is disarmed."""
+        """Replace the reply of each wanted command until the trigger is disarmed.
+
+        `reply` is in RESP2.
+        """
         trigger = Trigger(Fault.FORGE_REPLY, wanted, 1, forged=reply)
         with self._lock:
             self._triggers.append(trigger)
@@ -158,7 +167,7 @@ class FaultProxy:
     def hold(self, *, requests: bool = False, replies: bool = False) -> None:
         """Block a direction, like a network that drops every packet.
 
-        Data sent in that time is delivered late, after `heal`.
+        Data sent during this time is delivered late, after `heal`.
         """
         for direction, held in ((self._requests, requests), (self._replies, replies)):
             if held:
@@ -170,15 +179,15 @@ class FaultProxy:
         self._replies.passes.set()
 
     def cut_after(self, *, requests: int = -1, replies: int = -1) -> None:
-        """Reset a connection after this many more bytes of all connections in a direction.
+        """Reset a connection after a number of further bytes in a direction.
 
-        The last frame is cut at that byte. It happens once.
+        The bytes of all connections count. The last frame is cut at that byte. This happens once.
         """
         self._requests.left, self._replies.left = requests, replies
 
     @property
     def passed_bytes(self) -> tuple[int, int]:
-        """The bytes of requests and of replies so far, of all connections."""
+        """The numbers of bytes of requests and of replies so far, over all connections."""
         return self._requests.count, self._replies.count
 
     def cut(self) -> None:
@@ -189,9 +198,9 @@ class FaultProxy:
             pair.reset()
 
     def deafen(self) -> None:
-        """Accept no more data on the open connections: sending on them is an error.
+        """Accept no more data on the open connections, so that sending on them is an error.
 
-        A client notices only when it sends, and still gets replies. Not with `tcp`.
+        A client notices this only when it sends, and still gets replies. Not available with `tcp`.
         """
         with self._lock:
             pairs = list(self._pairs)
@@ -199,10 +208,10 @@ class FaultProxy:
             pair.deafen()
 
     def silence(self, name: str = "") -> int:
-        """Silently drop all further data of the open connections.
+        """Silently drop all further data of the open connections. Return their number.
 
-        New connections work. The side of the server stays open, so blocked reads keep waiting.
-        Only connections whose name contains `name` are affected. Returns their number.
+        New connections work. The server's side stays open, so blocked reads keep waiting. Only
+        connections whose name contains `name` are affected.
         """
         with self._lock:
             pairs = [each for each in self._pairs if each.open and name in each.name]
@@ -212,9 +221,9 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def swallow_connections(self) -> Iterator[Callable[[], set[str]]]:
-        """Reset all connections. New ones in the block drop everything, permanently.
+        """Reset all connections. New ones in the block lose all their data, permanently.
 
-        Yields a function that returns the names of connections whose login was lost.
+        Yield a function that returns the names of the connections whose login was lost.
         """
         since = len(self._pairs)
         self._requests.swallows = True
@@ -225,7 +234,7 @@ class FaultProxy:
             self._requests.swallows = False
 
     def close(self) -> None:
-        """Close all connections and threads. Held commands are dropped."""
+        """Close all connections and stop all threads. Held commands are dropped."""
         self._open = False
         with self._lock:
             triggers, pairs = list(self._triggers), list(self._pairs)
@@ -287,7 +296,7 @@ class FaultProxy:
         return server
 
     def _judge(self, arguments: list[bytes]) -> Trigger | None:
-        """Count a command. Return the trigger that it fires."""
+        """Count a command, and return the trigger that it fires."""
         if arguments[0].upper() in _UNCOUNTED:
             return None
         chosen = None
@@ -309,9 +318,9 @@ class FaultProxy:
 class Direction:
     """One direction of all connections together."""
 
-    count: int = 0  # bytes
-    left: int = -1  # bytes until a connection is cut, -1 = never
-    swallows: bool = False  # a connection that sends data becomes silent
+    count: int = 0  # number of bytes so far
+    left: int = -1  # number of bytes until a connection is cut, -1 = never
+    swallows: bool = False  # if True, a connection that sends data becomes silent
     passes: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -319,7 +328,10 @@ class Direction:
         self.passes.set()
 
     def let_through(self, raw: bytes) -> tuple[bytes, bool]:
-        """Wait while blocked. Return the part of a frame to forward, and True if it is all."""
+        """Wait while the direction is blocked. Return the part of a frame to forward.
+
+        The second value is True if that is the whole frame.
+        """
         self.passes.wait()
         with self.lock:
             size, cut = len(raw), 0 <= self.left < len(raw)
@@ -332,7 +344,7 @@ class Direction:
 
 
 class _Pair:
-    """A client connection and its server connection, with a thread per direction."""
+    """A client's connection and its server connection, with a thread for each direction."""
 
     def __init__(
         self,
@@ -346,7 +358,7 @@ class _Pair:
         self._client = client
         self._server = server
         self._judge = judge
-        self._expected: deque[Trigger | None] = deque()  # one per outstanding reply
+        self._expected: deque[Trigger | None] = deque()  # one for each outstanding reply
         self._mute = False
         self._deaf = False
         self.abandoned = False
@@ -361,7 +373,7 @@ class _Pair:
             self._server.shutdown(socket.SHUT_RDWR)
 
     def deafen(self) -> None:
-        """Accept no more data from the client, which notices only when it sends."""
+        """Accept no more data from the client, which notices this only when it sends."""
         self._deaf = True
         with contextlib.suppress(OSError):
             self._client.shutdown(socket.SHUT_RD)
@@ -389,7 +401,7 @@ class _Pair:
         self.open = False
         if self._deaf or self.silent:
             return
-        # The client has left. The server may finish the commands that it has received.
+        # The client has left, but the server may finish the commands that it has received.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
 
@@ -415,7 +427,8 @@ class _Pair:
         if fault is Fault.HOLD_REPLY and trigger is not None:
             trigger.let_go.wait()
         if fault is Fault.CUT_AFTER:
-            # Set before the reply, because the client may send its next command before the reset.
+            # This is set before the reply, because the client may send its next command before the
+            # reset.
             self.abandoned = True
         self._to_client(trigger.forged if trigger and trigger.forged else raw)
         if fault is Fault.CUT_AFTER:
@@ -432,11 +445,11 @@ class _Pair:
                 self.reset()
         except OSError:
             # The client has left. Further replies of the server are read and discarded, because
-            # closing now could drop commands that it has not read yet.
+            # closing the connection now could drop commands that the server has not read yet.
             self._mute = True
 
     def _admit(self, trigger: Trigger) -> bool:
-        """Apply the fault before the command is sent. Return False if it is never sent."""
+        """Apply the fault before the command is sent. Return False if the command is never sent."""
         if trigger.fault is Fault.CUT_BEFORE:
             trigger.happened.set()
             self.reset()
@@ -448,7 +461,7 @@ class _Pair:
 
 
 def _wake_and_reset(sock: socket.socket) -> None:
-    """Make the close of `sock` reset the connection, and wake the thread that reads it."""
+    """Make closing the socket reset its connection, and wake the thread that reads it."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with contextlib.suppress(OSError):
@@ -469,7 +482,7 @@ def _frames(sock: socket.socket) -> Iterator[bytes]:
 
 
 def _frame_end(buffer: bytes, start: int) -> int:
-    """Return the end of the frame at `start`, or 0 if the frame is incomplete."""
+    """Return the end of the frame that starts at `start`, or 0 if the frame is incomplete."""
     line = buffer.find(b"\r\n", start)
     if line < 0:
         return 0
@@ -489,7 +502,7 @@ def _frame_end(buffer: bytes, start: int) -> int:
 
 
 def _arguments(raw: bytes) -> list[bytes]:
-    """Split the frame of a command into its arguments."""
+    """Split a command's frame into its arguments."""
     arguments: list[bytes] = []
     at = raw.index(b"\r\n") + 2
     while at < len(raw):

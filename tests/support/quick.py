@@ -8,14 +8,14 @@ from typing import Any
 import hypothesis
 import pytest
 
-FULL, QUICK = 100, 20  # examples of a property
+FULL, QUICK = 100, 20  # number of examples of a property
 
 
 def set_profile(*, few: bool) -> None:
-    """Set how properties run in this process. Called before tests are imported.
+    """Set how properties run in this process. Call this before tests are imported.
 
-    Each gets few examples or all. No example fails for the time that it takes, because a busy
-    machine has pauses of any length.
+    Properties get few examples if `few` is True, and all of them otherwise. No example fails
+    because it takes too long, as a busy machine may pause for any length of time.
     """
     hypothesis.settings.register_profile(
         "ours",
@@ -27,12 +27,12 @@ def set_profile(*, few: bool) -> None:
 
 
 def examples(full: int) -> int:
-    """Return the number of examples of a property that has `full` examples in a full run."""
+    """Return the number of examples to run for a property that has `full` in a full run."""
     return max(1, full * hypothesis.settings().max_examples // FULL)
 
 
 def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
-    """Return parameters for all `values`; all except the first `count` are slow."""
+    """Return parameters for all values, and mark all except the first `count` as slow."""
     return [
         value if at < count else pytest.param(value, marks=pytest.mark.slow)
         for at, value in enumerate(values)

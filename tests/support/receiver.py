@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def receiving(take: Callable[[bytes], int]) -> Iterator[str]:
-    """Run the server. Yields its host and port.
+    """Run the server, and yield its host and port.
 
-    `take` gets the body, unzipped, and returns the status code. Server threads call it.
+    `take` gets the unzipped body, and returns the status code. The server's threads call it.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
 """Rows that a producer wrote, and the rows that tables and topics contain.
 
-Of streamqd, this module uses only the documented key names and entry fields. It writes and reads
-rows with the package redis, and tables with the package deltalake.
+This module relies on nothing of streamqd but the documented key names and entry fields. It writes
+and reads rows with the package redis, and tables with the package deltalake.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 class Row(NamedTuple):
-    """An entry: its place, and a digest of its whole content."""
+    """An entry: its place, and a digest of all its content."""
 
     partition: int
     id: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """An entry and the number in its payload, None if the payload is not JSON."""
+    """An entry and the number in its payload, which is None if the payload is not JSON."""
 
     partition: int
     id: str
@@ -41,23 +41,23 @@ class Parsed(NamedTuple):
 
 
 def stream(topic: str, partition: int) -> str:
-    """Return the key of a partition."""
+    """Return the key of a partition's stream."""
     return f"stream:topic:{{{topic}:p:{partition}}}"
 
 
 def digest(
     value: bytes, key: bytes | None, headers: Mapping[str, bytes], fields: Mapping[str, bytes]
 ) -> str:
-    """Return a digest of a row's content. No headers equal an empty header object."""
+    """Return a digest of a row's content. Missing headers equal an empty header object."""
     whole = (value, key, sorted(headers.items()), sorted(fields.items()))
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 
 class Producer:
-    """Writes rows of a topic, and records each row that Redis confirmed in a file.
+    """Writes rows to a topic, and records each row that Redis has confirmed in a file.
 
-    Some rows have no key, some have headers, and some have an extra field of the sender. One in ten
-    repeats an earlier row, and one in twenty is not JSON.
+    Some rows have no key, some have headers, and some have an extra field of the sender. One row in
+    ten repeats an earlier one, and one in twenty is not JSON.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ def read_ledger(file: Path) -> Counter[Row]:
 
 
 def read_parsed(file: Path) -> tuple[Counter[Parsed], Counter[Parsed]]:
-    """Split the rows of a ledger into those that match SCHEMA and those that do not."""
+    """Split a ledger's rows into those that match SCHEMA and those that do not."""
     every = [Parsed(line[0], line[1], line[3]) for line in _lines(file)]
     good = Counter(each for each in every if each.number is not None)
     return good, Counter(each for each in every if each.number is None)
@@ -144,10 +144,10 @@ class Sent(NamedTuple):
 
 @dataclass
 class ReadCache:
-    """The rows of files and the entries that were read before, as neither ever changes.
+    """The rows of files and the entries that have been read before, since neither ever changes.
 
-    They are not decoded again. But the files of a table, the rows in each of them, and the number
-    of entries are read each time. A new instance makes everything be read again.
+    They are not decoded again. However, the list of a table's files, the rows in each of them, and
+    the number of entries are read every time. A new instance makes everything be read again.
     """
 
     files: dict[str, dict[str, Counter[Any]]] = field(default_factory=dict)  # by table
@@ -155,7 +155,7 @@ class ReadCache:
 
 
 def read_table_rows(folder: str, known: ReadCache | None = None) -> Counter[Row]:
-    """Return the rows in a topic's Delta table, empty if there is no table."""
+    """Return the rows in a topic's Delta table, or no rows if there is no table."""
     names = ("partition", "id", "value", "key", "headers", "fields")
     return _rows(folder, names, _table_row, known or ReadCache())
 
@@ -167,7 +167,7 @@ def _table_row(row: Mapping[str, Any]) -> Row:
 
 
 def read_parsed_rows(folder: str, known: ReadCache | None = None) -> Counter[Parsed]:
-    """Return the rows in the parsed table of a topic."""
+    """Return the rows in a topic's parsed table."""
     names = ("entry_partition", "entry_id", "number")
     return _rows(folder, names, _parsed_row, known or ReadCache())
 
@@ -177,7 +177,7 @@ def _parsed_row(row: Mapping[str, Any]) -> Parsed:
 
 
 def read_quarantine_rows(folder: str, known: ReadCache | None = None) -> Counter[Parsed]:
-    """Return the rows in the quarantine of a topic."""
+    """Return the rows in a topic's quarantine."""
     names = ("partition", "id", "value")
     return _rows(folder, names, _quarantine_row, known or ReadCache())
 
@@ -208,7 +208,7 @@ def _rows(
 def read_stream_rows(
     client: redis.Redis, topic: str, partitions: int, known: ReadCache | None = None
 ) -> Counter[Row]:
-    """Return the rows of a topic in Redis."""
+    """Return a topic's rows in Redis."""
     known = known or ReadCache()
     return Counter(
         Row(partition, name, sent.content)
@@ -220,7 +220,7 @@ def read_stream_rows(
 def read_replayed_rows(
     client: redis.Redis, topic: str, partitions: int, known: ReadCache | None = None
 ) -> Counter[tuple[str, str]]:
-    """Return the original entry ids named by the messages of a topic, with their content."""
+    """Return the content of a topic's messages by the original entry ids that they name."""
     known = known or ReadCache()
     return Counter(
         (sent.origin, sent.content)
@@ -230,7 +230,7 @@ def read_replayed_rows(
 
 
 def _read_messages(client: redis.Redis, key: str, known: ReadCache) -> dict[str, Sent]:
-    """Return the messages of a stream by their ids. It may be trimmed, and have new entries."""
+    """Return a stream's messages by their ids. It may be trimmed, or get new entries."""
     first = next(iter(_page(client, key, "-", 1)), None)
     start = (0, 0) if first is None else entry_id_key(first[0].decode())
     kept = {
@@ -248,13 +248,13 @@ def _read_messages(client: redis.Redis, key: str, known: ReadCache) -> dict[str,
 
 
 def archived_position(client: redis.Redis, topic: str, partition: int) -> str:
-    """Return the id up to which the partition is archived, "0-0" at first. Source: trim hash."""
+    """Return the id up to which a partition is archived, at first "0-0". Source: trim hash."""
     found = client.hget(f"streaming:mq:trim:{{{topic}:p:{partition}}}", "archived")
     return found.decode() if isinstance(found, bytes) else "0-0"
 
 
 def entry_id_key(name: str) -> tuple[int, int]:
-    """Return the sort key of an entry id."""
+    """Return the key by which an entry id is sorted."""
     ms, _, seq = name.partition("-")
     return int(ms), int(seq)
 
@@ -288,7 +288,7 @@ def _sent_message(entry: Mapping[bytes, bytes]) -> Sent:
 
 
 def find_faults(what: str, found: Counter[Any], wanted: Counter[Any], *, whole: bool) -> list[str]:
-    """Return a line for each excess in `found` and, with `whole`, for each loss."""
+    """Return a line for each excess in `found` and, if `whole` is True, for each loss."""
     extra = found - wanted
     twice = Counter({row: count for row, count in extra.items() if row in wanted})
     lines = [

@@ -1,11 +1,11 @@
-"""An S3 server for tests: moto in a process of its own, which misbehaves on demand.
+"""An S3 server for tests: moto in its own process, which misbehaves on demand.
 
     with BucketServer() as store:
         store.fail("PUT", "_delta_log/", Trouble.LOST_REPLY)
         Archive("s3://bucket/archive", create=True, options=store.options)
 
 It accepts only `KEY` as the access key, so that a test shows where the credentials came from. It
-checks no signature.
+does not check any signature.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONTROL = "/_control"
 
 
 class Trouble(enum.Enum):
-    """A fault of requests."""
+    """A fault that requests can have."""
 
     SLOW_DOWN = "it is throttled: 503, and nothing is done"
     LOST_REQUEST = "the connection is reset; nothing is done"
@@ -38,7 +38,7 @@ class Trouble(enum.Enum):
 
 
 class BucketServer:
-    """A server with one empty bucket. Close it."""
+    """A server with one empty bucket, to be closed after use."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.support.s3"]
@@ -49,7 +49,7 @@ class BucketServer:
 
     @property
     def place(self) -> dict[str, str]:
-        """The options without credentials."""
+        """The options without the credentials."""
         return {
             "aws_endpoint_url": self.url,
             "aws_allow_http": "true",
@@ -58,20 +58,20 @@ class BucketServer:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of deltalake's client."""
+        """The options for deltalake's client."""
         return self.place | {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The options as environment variables."""
+        """The options in the form of environment variables."""
         return {name.upper(): value for name, value in self.options.items()}
 
     def fail(
         self, method: str, path: str, trouble: Trouble, *, times: int = 1, skip: int = 0
     ) -> None:
-        """Arm a fault for requests with this method whose path matches the pattern `path`.
+        """Arm a fault for requests with this method whose path matches a pattern.
 
-        It skips the first `skip` of these requests, and affects the next `times`.
+        The first `skip` of these requests succeed, and the next `times` have the fault.
         """
         self._ask("fault", [method, path, trouble.name, times, skip])
 
@@ -80,7 +80,7 @@ class BucketServer:
         self._ask("heal", None)
 
     def requests(self) -> list[str]:
-        """Return method and path of all requests since the last call."""
+        """Return the method and path of each request since the last call."""
         found: list[str] = self._ask("requests", None)
         return found
 
@@ -108,11 +108,11 @@ class BucketServer:
 
 
 class ResetError(Exception):
-    """Ends a request without a reply."""
+    """Raised to end a request without a reply."""
 
 
 class _Faulty:
-    """The application of moto, one request at a time, because moto does not lock."""
+    """Moto's application, handling one request at a time because moto does not lock."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -177,7 +177,7 @@ def _reset(environ: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve until the parent exits."""
+    """Serve until the parent process exits."""
     import ctypes
     import logging
 

@@ -1,7 +1,8 @@
 """A fleet with realistic names and problems: `python -m tests.support.sample_fleet`.
 
-Ten topics: some calm, one whose handler always fails, one whose handler hangs, one with a lag that
-grows, one whose group no instance serves, and texts that are long, Chinese or hostile.
+It has ten topics: some are calm, one has a handler that always fails, one has a handler that hangs,
+one has a growing lag, one has a group that no instance serves, and some have texts that are long,
+Chinese or hostile.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ UNSERVED = ("reports", "nightly")
 
 @contextlib.contextmanager
 def scenario(folder: Path, redis_url: str) -> Iterator[Daemon]:
-    """Run the fleet, with messages in all its topics."""
+    """Run the fleet, with messages in all of its topics."""
     names = sorted({topic for topic, _ in CONSUMERS})
     daemon = Daemon(folder, redis_url, code=CODE, name="web-1")
     daemon.write_config(
@@ -102,7 +103,7 @@ def _message(topic: str, number: int) -> Outgoing:
 
 
 def main() -> None:
-    """Serve the scene until Ctrl-C."""
+    """Run the fleet until Ctrl-C is pressed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("console", nargs="*", help="options of the console")
     options = parser.parse_args()

@@ -31,7 +31,10 @@ READY_SECONDS = 75.0  # a sentinel whose clock was late does nothing for 30 s (T
 
 
 class Data(ProcessServer):
-    """A data server; `call` addresses it alone. With `certificates` it also speaks TLS."""
+    """A data server. With `certificates`, it also accepts TLS connections.
+
+    `call` sends commands to this server alone.
+    """
 
     def __init__(self, binary: Path, certificates: Path | None = None, **more: str) -> None:
         port = free_port()
@@ -60,7 +63,7 @@ class Data(ProcessServer):
         return found.decode()
 
     def follows(self) -> bool:
-        """Return True for a replica that has copied everything."""
+        """Return True if the server is a replica that has copied everything."""
         return b"master_link_status:up" in self.call("INFO", "replication")
 
     def kill(self) -> None:
@@ -73,7 +76,7 @@ class Data(ProcessServer):
 
 
 class Sentinel:
-    """One sentinel process. With a `password` or `certificates`, clients need them."""
+    """A sentinel process. Its clients need the `password` or `certificates`, if any are given."""
 
     def __init__(self, binary: Path, password: str = "", certificates: Path | None = None) -> None:
         self._binary = binary
@@ -88,7 +91,7 @@ class Sentinel:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, servers: Sequence[Data], sentinels: Sequence[Sentinel]) -> None:
-        """Start the sentinel. It knows all the others from the start."""
+        """Start the sentinel, which knows all the others from the start."""
         master, *replicas = servers
         path = self.folder / "sentinel.conf"
         lines = (
@@ -135,7 +138,7 @@ class Sentinel:
         return self._link.execute(*command)
 
     def master_port(self) -> int:
-        """Return the port of the master according to this sentinel; 0 if it does not answer."""
+        """Return the port of the master according to this sentinel, or 0 if it does not answer."""
         try:
             found = self.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         except (RedisUnavailableError, RedisResponseError):
@@ -143,7 +146,7 @@ class Sentinel:
         return 0 if found is None else int(found[1])
 
     def facts(self) -> dict[str, str]:
-        """Return what SENTINEL MASTER reports, empty if there is no answer."""
+        """Return the reply to SENTINEL MASTER, or an empty result if there is no answer."""
         try:
             flat = [part.decode() for part in self.call("SENTINEL", "MASTER", NAME)]
         except (RedisUnavailableError, RedisResponseError):
@@ -160,9 +163,9 @@ class Sentinel:
 
 
 class Sentinels:
-    """The processes. `master` is the initial one; a failover promotes another.
+    """All processes. `master` is the initial master, while a failover promotes another server.
 
-    `more` are settings of the servers; `password` is required by the sentinels.
+    `more` contains settings of the servers. The sentinels require `password`.
     """
 
     def __init__(
@@ -201,12 +204,12 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        """The URL with all sentinels."""
+        """A URL with all sentinels."""
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
         return f"{self._scheme}+sentinel://{hosts}/{NAME}"
 
     def wait_ready(self, replicas: int) -> None:
-        """Wait until the sentinels know each other and the replicas: then they can fail over."""
+        """Wait until the sentinels know each other and the replicas, so that they can fail over."""
         others = str(len(self.sentinels) - 1)
         wanted = {"num-other-sentinels": others, "num-slaves": str(replicas), "flags": "master"}
         wait_until(
@@ -217,7 +220,7 @@ class Sentinels:
         )
 
     def wait_failover(self, old: Data) -> Data:
-        """Wait until all sentinels name the same new master, and it is one; return it."""
+        """Wait until all sentinels name the same new master, and it has that role. Return it."""
 
         def promoted() -> Data | None:
             ports = {each.master_port() for each in self.sentinels}

@@ -1,4 +1,4 @@
-"""A server for Sentry's events on loopback: it receives envelopes and keeps them."""
+"""A server for Sentry's events on loopback, which receives envelopes and keeps them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class SentryServer:
 
     @property
     def dsn(self) -> str:
-        """The address for SENTRY_DSN."""
+        """The value for SENTRY_DSN."""
         return f"http://key@{self.address}/1"
 
     def errors(self) -> list[dict[str, Any]]:
-        """Return the events of errors."""
+        """Return the received error events."""
         with self._lock:
             return [each for each in self._items if "exception" in each]
 
     def transactions(self) -> list[dict[str, Any]]:
-        """Return the transactions."""
+        """Return the received transactions."""
         with self._lock:
             return [each for each in self._items if each.get("type") == "transaction"]
 
     def wait_errors(self, count: int) -> list[dict[str, Any]]:
-        """Wait until this many errors are there, and return all."""
+        """Wait until `count` errors have arrived, and return all errors."""
         wait_until(lambda: len(self.errors()) >= count, timeout=20.0, what=f"{count} errors")
         return self.errors()
 
@@ -51,7 +51,7 @@ class SentryServer:
 
 @contextmanager
 def reporting() -> Iterator[SentryServer]:
-    """Run a server for events."""
+    """Run a server for events while the block runs."""
     server = SentryServer()
     with receiving(server._take) as server.address:
         yield server

@@ -45,13 +45,13 @@ started: set[Path] = set()
 
 
 class NoServerError(Exception):
-    """The selected server is not on this machine. The message explains how to get it."""
+    """Raised if the selected server is not on this machine. The message explains how to get it."""
 
 
 def require(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `make`. If a requirement is missing, skip the test, or fail in CI.
+    """Call `make`. If a requirement is missing, skip the test, or fail it in CI.
 
-    Skipped tests are noticed on a developer's machine, but hardly in CI.
+    A skipped test is noticed on a developer's machine, but hardly in CI.
     """
     try:
         return make(*args, **kwargs)
@@ -62,7 +62,7 @@ def require(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class Server:
-    """A server for tests, with `url`, `settings` and `kind`. Facts are queried once."""
+    """A server for tests, with `url`, `settings` and `kind`. Facts are queried only once."""
 
     kind: str
     url: str
@@ -94,15 +94,15 @@ class Server:
         return self.facts.product
 
     def close(self) -> None:
-        """Stop it, and remove its files."""
+        """Stop the server, and remove its files."""
 
 
 class ProcessServer(Server):
     """A private server process in its own folder.
 
-    With `aof`, it writes an append-only file with every write synced, so data survives `restart`.
-    `more` are further server settings, with _ for -. `environment` is added to the environment of
-    the next start.
+    With `aof`, the server writes an append-only file and syncs every write, so that data survives
+    `restart`. `more` contains further server settings, with _ instead of -. `environment` is added
+    to the environment of the next start.
     """
 
     owns_process = True
@@ -115,7 +115,8 @@ class ProcessServer(Server):
         self.binary = binary
         self._aof = aof
         self._more = more
-        # Not in the temporary folder of pytest: the path of a socket is limited to 107 bytes.
+        # The folder is not in pytest's temporary folder, because the path of a socket is limited to
+        # 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="sqd-"))
         self.socket_path = self.folder / "redis.sock"
         self.url = f"unix://{quote(str(self.socket_path))}"
@@ -124,9 +125,8 @@ class ProcessServer(Server):
         self.leavings: tuple[str, ...] = ()  # files that it removes itself, unless it is killed
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
-        if (
-            users.are_enabled()
-        ):  # a daemon has run here, because producers of etc/acl cannot load scripts
+        if users.are_enabled():
+            # Load the scripts as a daemon would, because the producers of etc/acl cannot.
             link = connect(self.settings, timeout=10, name="test:loader")
             ScriptLoader(link).run()
             link.close()
@@ -146,16 +146,18 @@ class ProcessServer(Server):
         return f"redis://127.0.0.1:{self.port}"
 
     def come_first(self) -> None:
-        """Give it real-time priority, which needs a permission.
+        """Give the server real-time priority, which requires a permission.
 
-        It is then not preempted in a command, so its slow log shows the real time of a command.
+        It is then not preempted during a command, so its slow log shows the real time of each
+        command.
         """
         os.sched_setscheduler(self.pid, os.SCHED_FIFO, os.sched_param(1))
 
     def start(self, *, wait: bool = True, **more: str) -> None:
         """Start the process, and wait until it serves. `more` are settings for this start only."""
         assert not self.running
-        # The kernel ties the death signal to the forking thread, and only the main thread stays.
+        # The kernel ties the death signal to the thread that forks, and only the main thread never
+        # exits.
         assert threading.current_thread() is threading.main_thread()
         options = {
             "port": str(self.port),
@@ -199,15 +201,15 @@ class ProcessServer(Server):
             probe.close()
 
     def pause(self) -> None:
-        """Stop the process (SIGSTOP). It keeps its sockets and does not answer."""
+        """Stop the process (SIGSTOP). It keeps its sockets, but does not answer."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue the process after `pause`."""
+        """Let the process continue after `pause`."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the process (SIGKILL) and wait until it is gone."""
+        """Kill the process (SIGKILL), and wait until it is gone."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(10)
@@ -215,19 +217,19 @@ class ProcessServer(Server):
             Path(name.format(pid=self.pid)).unlink(missing_ok=True)
 
     def terminate(self) -> None:
-        """Send SIGTERM, and wait for its exit."""
+        """Send SIGTERM, and wait until the process has exited."""
         assert self._process is not None
         self._process.terminate()
         self._process.wait(10)
 
     def restart(self, *, wait: bool = True, **more: str) -> None:
-        """Kill the process if it runs, and start it with the data of the append-only file."""
+        """Kill the process if it is running, and start it with the data in the append-only file."""
         if self.running:
             self.kill()
         self.start(wait=wait, **more)
 
     def log(self) -> str:
-        """Return the log of the server."""
+        """Return the server's log."""
         path = self.folder / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -252,7 +254,7 @@ class ProcessServer(Server):
 
 
 class ForeignServer(Server):
-    """A server that was started elsewhere."""
+    """A server that was started by someone else."""
 
     kind = "url"
 
@@ -273,7 +275,7 @@ class ForeignServer(Server):
 
 
 class ContainerServer(Server):
-    """A container, started by the testcontainers package."""
+    """A container that the testcontainers package has started."""
 
     kind = "testcontainers"
 
@@ -285,8 +287,8 @@ class ContainerServer(Server):
             from testcontainers.core.container import DockerContainer
         except ImportError as error:
             raise NoServerError("pip install '.[dev]' for testcontainers") from error
-        # Its reaper is another image, which a machine without a registry lacks. `close` removes
-        # the container.
+        # The package's reaper is another image, which a machine without a registry lacks. `close`
+        # removes the container instead.
         testcontainers_config.ryuk_disabled = True
         self._container: Any = DockerContainer(image).with_exposed_ports(6379)
         self._container.start()
@@ -303,7 +305,7 @@ class ContainerServer(Server):
 
 
 def start(word: str, *, aof: bool = False, tcp: bool = False) -> Server:
-    """Start the server that `word` names. Raises NoServerError."""
+    """Start the server that a word selects. Raises NoServerError."""
     if users.are_enabled() and ("://" in word or word == "testcontainers"):
         raise NoServerError("--acl needs a server that the suite starts")
     if word.startswith(("redis://", "rediss://", "unix://")):
@@ -314,7 +316,7 @@ def start(word: str, *, aof: bool = False, tcp: bool = False) -> Server:
 
 
 def about(word: str) -> str:
-    """Return the product and version of the server that `word` names. Raises NoServerError."""
+    """Return the product and version of the server that a word selects. Raises NoServerError."""
     server = start(word)
     try:
         return f"{server.product} {server.facts.version}"
@@ -323,7 +325,7 @@ def about(word: str) -> str:
 
 
 def find_binary(word: str) -> Path:
-    """Return the binary that `word` names. Raises NoServerError."""
+    """Return the server binary that a word selects. Raises NoServerError."""
     if word == "valkey":
         found = embedded.bundled_server()
         if found is None:
@@ -369,7 +371,7 @@ def _answers(probe: Connection) -> bool:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """For `preexec_fn`: the kernel kills the child when the thread that started it exits."""
+    """Make the kernel kill a child when the thread that started it exits. For `preexec_fn`."""
 
     def in_child() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -380,14 +382,14 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback that was free a moment ago."""
+    """Return a TCP port of the loopback interface that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def port_is_free(port: int) -> bool:
-    """Return True if a TCP port of the loopback is free."""
+    """Return True if a TCP port of the loopback interface is free."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))

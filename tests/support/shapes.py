@@ -1,6 +1,6 @@
 """The ways in which a worker calls a handler, as settings of a consumer.
 
-The module `work` of the test defines the handlers `plain`, `slow` and `coroutine`.
+The test's module `work` defines the handlers `plain`, `slow` and `coroutine`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The producer of the soak, a separate process: it sends, and records the outcomes.
+"""The producer of the soak, as a separate process that sends messages and records the outcomes.
 
     python -m tests.support.soak_producer CONFIG RATE SEED
 
-For each message, the ledger has `planned` before it is sent. Then it has `sent` (confirmed),
-`unknown` (the reply was lost) or `refused` (Redis was unavailable, nothing was written). SIGTERM
-stops the producer.
+Before each send, the ledger gets a record `planned`. It then gets `sent` (confirmed), `unknown`
+(the reply was lost) or `refused` (Redis was unavailable, and nothing was written). SIGTERM stops
+the producer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.support.ledger import Ledger
 
 TOPIC = "orders"
 ATTEMPTS_MAX = 3  # max_attempts of the consumers
-REST_SECONDS = 0.05  # pause after a failure
+REST_SECONDS = 0.05  # the pause after a failure
 
 over = threading.Event()
 
 
 def main(path: str, rate: str, seed: str) -> None:
-    """Send until SIGTERM."""
+    """Send messages until SIGTERM arrives."""
     process.die_with_parent(os.getppid())
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     chance = random.Random(f"producer {seed}")
@@ -60,7 +60,7 @@ def work(chance: random.Random) -> str:
 def send(
     producer: Producer, ledger: Ledger, chance: random.Random, payload: str, partition: int
 ) -> None:
-    """Send one message in one of three ways, and record the outcome."""
+    """Send a message in one of three ways, and record the outcome."""
     dice = chance.random()
     options: dict[str, object] = {}
     if dice < 0.2:
@@ -72,7 +72,7 @@ def send(
             found = producer.send(TOPIC, payload, partition=partition, **options)
         except (RedisUnavailableError, RedisResponseError) as error:
             if "dedup_id" in options and not over.wait(REST_SECONDS):
-                continue  # with a dedup id, it may be sent again any number of times
+                continue  # with a dedup id, the message may be sent again any number of times
             unknown = "dedup_id" in options or isinstance(error, OutcomeUnknownError)
             ledger.record_event("unknown" if unknown else "refused", payload)
             over.wait(REST_SECONDS)

@@ -1,4 +1,4 @@
-"""Source files as trees, each parsed once per process. Do not change the returned trees."""
+"""Source files as syntax trees, each parsed once per process. Do not change the returned trees."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 @cache
 def module(path: Path) -> ast.Module:
-    """Return the tree of a file."""
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text())
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Return all nodes of a file, the module first."""
+    """Return all nodes of a file, starting with the module."""
     return tuple(ast.walk(module(path)))

@@ -1,8 +1,8 @@
 """`python -m tests.support.spark_classes HOME`: make a folder for SPARK_HOME that starts faster.
 
-Half of a session's start is Java that reads and checks the same classes each time. A Java that gets
-the archive HOME/classes.jsa maps them into memory instead. It ignores an archive of another Java or
-Spark.
+Half of a session's start is spent by Java on reading and checking the same classes each time. If
+Java is given the archive HOME/classes.jsa, it maps them into memory instead. Java ignores an
+archive that belongs to another version of Java or Spark.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from tests.support.spark_process import link_spark
 
 
 def main(home: Path) -> None:
-    """Link Spark into a folder. Use a session, and let its Java write the archive when it exits."""
+    """Link Spark into a folder, and run a session whose Java writes the archive when it exits."""
     link_spark(home)
     os.environ["SPARK_HOME"] = str(home)
     target = home / "classes.jsa"
-    # Written under another name first, because a concurrent test must not read a part of it.
+    # The archive is written under another name first, because a concurrent test must not read a
+    # part of it.
     part = target.with_suffix(".part")
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -XX:ArchiveClassesAtExit={part}"

@@ -1,4 +1,4 @@
-"""`streamqd pipeline …` as a process, on this machine or on its own executors."""
+"""Run `streamqd pipeline …` as a process, on this machine or with its own executors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CLUSTER = "local-cluster[2,1,1024]"  # two executors of one core and 1 GiB, each a JVM
-# The runs are too short for the optimizing compiler to pay off.
+CLUSTER = "local-cluster[2,1,1024]"  # two executors, each a JVM with one core and 1 GiB
+# The runs are so short that the optimizing compiler does not pay off.
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK = tuple(
     part
@@ -25,9 +25,9 @@ EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 def spark_home(folder: Path) -> Path:
-    """Link the Spark of the package pyspark into a folder that executors may write to.
+    """Link the Spark of the package pyspark into a folder to which executors may write.
 
-    Spark's standalone workers log below SPARK_HOME.
+    Spark's standalone workers write their logs below SPARK_HOME.
     """
     home = folder / "spark"
     link_spark(home)
@@ -35,10 +35,10 @@ def spark_home(folder: Path) -> Path:
 
 
 def link_spark(home: Path) -> None:
-    """Link the programs and jars of the package pyspark into a folder, which may exist.
+    """Link the programs and jars of the package pyspark into a folder, which may already exist.
 
-    Its Python code is left out, so that workers import the installed package. Each worker would
-    compile all modules that it imports from `python/lib/pyspark.zip`.
+    The package's Python code is left out, so that workers import the installed package. Otherwise,
+    each worker would compile all modules that it imports from `python/lib/pyspark.zip`.
     """
     import pyspark
 
@@ -50,21 +50,21 @@ def link_spark(home: Path) -> None:
 
 
 def cluster_conf() -> dict[str, str]:
-    """Return settings with which Java starts fast, also from `spark_home` and for executors.
+    """Return settings that make Java start fast, even with `spark_home` and in executors.
 
-    An archive of classes is valid only if its jars come first, in the same order.
+    An archive of classes is valid only if its jars come first and in the same order.
     """
     found = {"spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", _QUICK)}
     if home := os.environ.get("SPARK_HOME"):
         jars = Path(home) / "jars"
-        paths = [*jars.glob("slf4j-api-*.jar"), jars / "*"]  # Spark's own order
+        paths = [*jars.glob("slf4j-api-*.jar"), jars / "*"]  # this is Spark's own order
         for role in ("driver", "executor"):
             found[f"spark.{role}.extraClassPath"] = os.pathsep.join(map(str, paths))
     return found
 
 
 def need_spark() -> None:
-    """Skip, with the reason, where Spark cannot run; fail in CI."""
+    """Skip the test with the reason if Spark cannot run, or fail it in CI."""
     from streamqd import spark
 
     try:
@@ -80,7 +80,7 @@ def need_spark() -> None:
 def pipeline(
     folder: Path, config: Path, *arguments: str, home: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start the command; when the block is left, kill the process and all its descendants."""
+    """Start the command. When the block ends, kill the process and all its descendants."""
     environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
     if home is not None:
         environment["SPARK_HOME"] = str(home)
@@ -115,7 +115,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def process_name(one: psutil.Process) -> str:
-    """Return the name of a process, '' if it has ended since it was listed."""
+    """Return the name of a process, or '' if it has exited since it was listed."""
     try:
         return str(one.name())
     except psutil.NoSuchProcess:
@@ -123,7 +123,7 @@ def process_name(one: psutil.Process) -> str:
 
 
 def executors(pid: int) -> list[psutil.Process]:
-    """Return the executors of a driver that are separate JVMs."""
+    """Return those executors of a driver that are separate JVMs."""
     found = []
     for each in family(pid):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -133,5 +133,5 @@ def executors(pid: int) -> list[psutil.Process]:
 
 
 def read_output(folder: Path) -> str:
-    """Return the command's output so far, for the text of a failure."""
+    """Return the command's output so far, to be shown if a test fails."""
     return "".join((folder / f"pipeline.{each}").read_text() for each in ("out", "err"))

@@ -1,11 +1,12 @@
-"""Run the commands of docs/internals/transcripts/systemd.md, and write their output.
+"""Run the commands in docs/internals/transcripts/systemd.md, and write their output.
 
     python -m tests.support.systemd_transcript
 
-A separate Debian system is created once below .cache/ and booted for each run, without a network;
-its changes are discarded. In the page, a command follows `$ `. A command that only prepares another
-one is in a comment, `<!-- $ command -->`. Needs root, debootstrap and systemd-nspawn
-(Debian: apt-get install debootstrap systemd-container), and Debian's Python for the wheels.
+A separate Debian system is created once below .cache/. It is booted for each run, without a
+network, and its changes are discarded. In the page, a command follows `$ `. A command that only
+prepares another one is in a comment, `<!-- $ command -->`. This needs root, debootstrap and
+systemd-nspawn (on Debian: apt-get install debootstrap systemd-container), and Debian's Python for
+the wheels.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ useradd --create-home ana
 
 
 class Machine:
-    """A booted Debian. Leave it with `close`."""
+    """A booted Debian system. Switch it off with `close`."""
 
     def __init__(self, folder: Path) -> None:
         boot = (
@@ -107,7 +108,7 @@ class Machine:
         return "running" in self.type("systemctl is-system-running")[0]
 
     def type(self, command: str) -> tuple[str, int]:
-        """Run a command in a shell of the machine; return its output and its exit code."""
+        """Run a command in a shell of the machine. Return its output and its exit code."""
         inner = [each.pid for each in psutil.Process(self._outer.pid).children()]
         if not inner:
             return "", 1
@@ -121,9 +122,9 @@ class Machine:
         return done.stdout, done.returncode
 
     def close(self) -> None:
-        """Switch it off."""
+        """Switch the machine off."""
         family = psutil.Process(self._outer.pid).children()
-        for each in family:  # for systemd as process 1, this is an orderly halt
+        for each in family:  # for process 1, which is systemd, this is an orderly halt
             each.send_signal(signal.SIGRTMIN + 3)
         self._outer.wait(60)
 
@@ -138,17 +139,17 @@ def prepare(folder: Path) -> None:
         )
         made.rename(SYSTEM)
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
-    # redis-py needs async-timeout with Debian's Python 3.11.2, but not from 3.11.3 on.
+    # redis-py needs async-timeout with Debian's Python 3.11.2, but no longer with 3.11.3.
     wanted = [f"{ROOT}[embedded]", "async-timeout"]
     subprocess.run([*wheel, "--wheel-dir", folder / "wheels", *wanted], check=True)
-    shutil.copytree(ROOT / "systemd", folder / "units")  # resolves the links
+    shutil.copytree(ROOT / "systemd", folder / "units")  # this resolves the links
     (folder / "settings").mkdir()
     for name, text in FILES.items():
         (folder / "settings" / name).write_text(text)
 
 
 def run_commands(machine: Machine, commands: list[str]) -> str:
-    """Return a block of the page with the current output of the commands."""
+    """Return a block of the page, with the current output of its commands."""
     parts = []
     for command in commands:
         printed, code = machine.type(command)

@@ -1,7 +1,7 @@
-"""A program in a terminal: a pty, and just enough of a screen to read its output.
+"""A program in a terminal: a pty, with just enough of a screen to read the program's output.
 
-The screen understands the sequences that `streamqd top` writes: text, line ends, the cursor to the
-upper left, erasing, attributes, and screen modes. Any other sequence is an error.
+The screen understands the sequences that `streamqd top` writes: text, line ends, moving the cursor
+to the upper left, erasing, attributes, and screen modes. Any other sequence is an error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SEQUENCE = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 
 
 def _as_shell(command: list[str], env: dict[str, str], told: int) -> NoReturn:
-    """Run a command in the foreground, as a shell does: without a shell, nothing can be stopped.
+    """Run a command in the foreground, as a shell does, so that the command can be stopped.
 
-    Ctrl-Z never stops a process group without a parent in its session.
+    Ctrl-Z never stops a process group that has no parent in its session.
     """
     pid = os.fork()
     if not pid:
@@ -44,7 +44,7 @@ def _as_shell(command: list[str], env: dict[str, str], told: int) -> NoReturn:
 
 
 class Terminal:
-    """One program in its own terminal. `shown` is the screen that a person would see."""
+    """A program in its own terminal. `shown` is the screen that a person would see."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Terminal:
     ) -> None:
         self.columns, self.lines = columns, lines
         self.raw = ""
-        self.frames = 0  # whole frames written so far
-        self.modes: set[str] = set()  # private modes that are on
+        self.frames = 0  # number of whole frames written so far
+        self.modes: set[str] = set()  # private modes that are switched on
         self.code: int | None = None
         self._unread = b""
-        self._whole = ""  # the screen before the frame in progress
+        self._whole = ""  # the screen as it was before the frame in progress
         self._cells = [[" "] * columns for _ in range(lines)]
         self._at = (0, 0)
         tell, told = os.pipe()
@@ -85,7 +85,7 @@ class Terminal:
         os.close(self._master)
 
     def resize(self, columns: int, lines: int) -> None:
-        """Change the size of the terminal, as dragging its corner does."""
+        """Change the size of the terminal, as dragging the corner of its window does."""
         self.columns, self.lines = columns, lines
         self._cells = [[" "] * columns for _ in range(lines)]
         self._at = (min(self._at[0], lines - 1), 0)
@@ -96,7 +96,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the program a signal."""
+        """Send a signal to the program."""
         os.kill(self.pid, number)
 
     @property
@@ -108,14 +108,14 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """The screen as text, after the last whole frame."""
+        """The text of the screen after the last whole frame."""
         return self._whole if "2026" in self.modes else self._text()
 
     def _text(self) -> str:
         return "\n".join("".join(row).rstrip() for row in self._cells)
 
     def wait_for(self, condition: Callable[[], object], what: str, timeout: float = 20.0) -> None:
-        """Read the program's output until `condition` is true."""
+        """Read the program's output until a condition is true."""
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
@@ -128,7 +128,7 @@ class Terminal:
         self.wait_for(lambda: text in self.shown, f"the screen shows {text!r}", timeout)
 
     def wait_end(self, timeout: float = 10.0) -> int:
-        """Wait until the program exits; return its exit code as a shell reports it."""
+        """Wait until the program exits. Return its exit code, as a shell reports it."""
         self.wait_for(lambda: self.code is not None, "it ends", timeout)
         while self._read(0.0):
             pass
@@ -137,7 +137,7 @@ class Terminal:
 
     @property
     def stopped(self) -> bool:
-        """True if the program is stopped, as by Ctrl-Z."""
+        """True if the program is stopped, as after Ctrl-Z."""
         stat = Path(f"/proc/{self.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "T"
 
@@ -156,7 +156,7 @@ class Terminal:
         except OSError:  # the other end is closed
             return False
         self._unread += raw
-        # A read may end within a character or a sequence, whose first part waits for the rest.
+        # A read may end within a character or a sequence. Its first part then waits for the rest.
         text = self._unread.decode("utf-8", "ignore")
         begun = text.rfind("\x1b")
         whole = text if begun < 0 or _SEQUENCE.match(text, begun) else text[:begun]

@@ -1,4 +1,4 @@
-"""A server that only speaks TLS, and its certificates."""
+"""A server that accepts only TLS, and its certificates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.servers import NoServerError, ProcessServer, find_binary, fre
 def certificates(folder: Path) -> Path:
     """Make an authority (ca.pem), its certificate for 127.0.0.1 (server.pem), and other.pem.
 
-    server.key is the key of server.pem; other.pem is another authority. Raises NoServerError
-    without openssl.
+    server.key is the key of server.pem. other.pem is another authority. Raises NoServerError if
+    openssl is missing.
     """
     openssl = shutil.which("openssl")
     if openssl is None:
@@ -23,7 +23,7 @@ def certificates(folder: Path) -> Path:
         "subjectAltName=IP:127.0.0.1\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
     )
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    # Python 3.13 rejects an authority without a key usage.
+    # Python 3.13 rejects an authority that has no key usage.
     authority = f"{key} -addext basicConstraints=critical,CA:TRUE"
     authority += " -addext keyUsage=critical,keyCertSign,cRLSign"
     signed_by_ca = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names"
@@ -38,10 +38,10 @@ def certificates(folder: Path) -> Path:
 
 
 def make_expired(folder: Path) -> Path:
-    """Make an expired certificate for the server's key; return its path."""
+    """Make an expired certificate for the server's key, and return its path."""
     openssl = shutil.which("openssl")
     assert openssl is not None
-    # From 3.4 on, `x509` takes dates and no number of days below 1. Older versions take no dates.
+    # Since 3.4, `x509` accepts dates and no number of days below 1. Older versions accept no dates.
     known = subprocess.run([openssl, "x509", "-help"], check=True, capture_output=True, text=True)
     dates = "-not_before 20200101000000Z -not_after 20200102000000Z"
     ended = dates if "-not_after" in known.stdout + known.stderr else "-days -1"
@@ -52,7 +52,7 @@ def make_expired(folder: Path) -> Path:
 
 
 def settings(url: str, folder: Path) -> config.Redis:
-    """Return the settings of a client with these certificates."""
+    """Return settings for a client that uses these certificates."""
     return config.Redis(
         url=url,
         ca_file=folder / "ca.pem",
@@ -62,7 +62,7 @@ def settings(url: str, folder: Path) -> config.Redis:
 
 
 def options(folder: Path, port: int) -> dict[str, str]:
-    """Return the options of a server that speaks TLS on a port, with these certificates."""
+    """Return the options with which a server accepts TLS on a port and uses these certificates."""
     return {
         "tls_port": str(port),
         "tls_cert_file": str(folder / "server.pem"),
@@ -72,9 +72,9 @@ def options(folder: Path, port: int) -> dict[str, str]:
 
 
 def start(folder: Path, **more: str) -> ProcessServer:
-    """Start a TLS server with these certificates on `port`. It requires a client certificate too.
+    """Start a TLS server with these certificates on a port. It also requires a client certificate.
 
-    The bundled Valkey does not support TLS, the system's Redis does. Raises NoServerError.
+    The bundled Valkey does not support TLS, but the system's Redis does. Raises NoServerError.
     """
     port = free_port()
     made = ProcessServer(

@@ -1,9 +1,9 @@
-"""Write docs/internals/transcripts/top.md: `streamqd top` in a terminal, over a real daemon.
+"""Write docs/internals/transcripts/top.md: `streamqd top` in a terminal, on a real daemon.
 
     python -m tests.support.top_transcript [FILE]
 
-Three scenes: a daemon at work with failures and a handler that hangs, a wide screen with a pause,
-and the same screen while Redis is unavailable.
+There are three scenes: a working daemon with failures and a handler that hangs, a wide screen with
+a pause, and the same screen while Redis is unavailable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ runbook](../../how-to/on-call-runbook.md) has the next questions.
 
 
 def load(daemon: Daemon, done: threading.Event) -> None:
-    """Send messages, some of which fail, until `done`."""
+    """Send messages, some of which fail, until `done` is set."""
     chance = random.Random(1)
     words = ["ok"] * 20 + ["sleep 0.02"] * 6 + ["fail", "dead"]
     while not done.wait(0.25):
@@ -44,7 +44,7 @@ def load(daemon: Daemon, done: threading.Event) -> None:
 
 
 def scenes(daemon: Daemon, server: servers.ProcessServer) -> list[tuple[str, str]]:
-    """Play the scenes; return the title and the screen of each."""
+    """Play the scenes. Return the title and the screen of each scene."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("STREAMQ_")}
     top = Terminal(
         [sys.executable, "-m", "streamqd", "--config", str(daemon.config_path), "top"],
@@ -104,7 +104,7 @@ def main(path: Path) -> None:
 
 
 def _anonymous(screen: str) -> str:
-    """Remove the names of this machine."""
+    """Remove the names of this machine from a screen."""
     screen = re.sub(r"unix:///[\w/.-]+", "unix:///run/redis.sock", screen)
     return re.sub(r" by \S+@\S+?(?=[: ])", " by alice@west", screen)
 

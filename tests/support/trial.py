@@ -4,8 +4,8 @@
         trial.run()
         outcome = trial.finish()
 
-Each instance of the fleet and the producer reach Redis through a separate fault proxy. The checks
-do not use a proxy.
+Each instance of the fleet reaches Redis through its own fault proxy, and so does the producer. The
+checks do not use a proxy.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.support.verdict import ATTEMPTS_MAX, ChargeReport, Report, judge
 from tests.support.waiting import wait_until
 
 GROUPS = ("bill", "ship")
-EACH = "ship"  # the group that acknowledges each message before it starts the next
+EACH = "ship"  # the group that acknowledges each message before it starts the next one
 WORK = Path(__file__).with_name("soak_work.py")
 STEP_SECONDS = 0.02
 CHECK_SECONDS = 0.25
 SETTLE_SECONDS = 60.0
 CRASHES_MAX = 100  # more than the nemesis causes for any message: none is dead-lettered
-HARD_TIMEOUT = 4.0  # seconds; longer than any run, shorter than the longest stop of a worker
+HARD_TIMEOUT = 4.0  # seconds; longer than any run, and shorter than the longest stop of a worker
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Outcome:
     passed: int
     checks: int
     violations: list[str]
-    crashed: list[int]  # pids of workers that died without a strike
+    crashed: list[int]  # pids of workers that died although no strike hit them
     fenced: int
-    events: dict[str, int]  # the number of some log events of the instances
-    heal_seconds: float  # seconds from the end of the last strike until nothing was left to do
+    events: dict[str, int]  # how often some log events occurred in the instances
+    heal_seconds: float  # seconds from the end of the last strike until no work was left
 
     def wrong(self) -> dict[str, object]:
-        """Return all faults of the fleet, empty when there are none."""
+        """Return all faults of the fleet. The result is empty if there are none."""
         found: dict[str, object] = dict(self.report.faults_of_ours())
         if self.violations:
             found["conservation"] = self.violations
@@ -68,7 +68,7 @@ class Outcome:
 
 
 class Trial:
-    """One soak from its start to its verdict."""
+    """A soak from its start to its verdict."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Trial:
         self._open.close()
 
     def _is_distributed(self) -> bool:
-        """Return True if every assignment has a worker, and every instance has at least one."""
+        """Return True if each assignment has a worker, and each instance has at least one."""
         shares = [len(victim.workers()) for victim in self.victims]
         return all(shares) and sum(shares) == len(self.first.assignments())
 
@@ -176,7 +176,7 @@ class Trial:
     # --- steps ---
 
     def run(self, planned: list[PlannedStrike]) -> None:
-        """Carry out the plan of the nemesis, and check all the time."""
+        """Carry out the nemesis's plan, and check all the time."""
         nemesis = self.nemesis = Nemesis(
             planned, self._server, self.victims, [self._producer_proxy], self._steer
         )
@@ -196,12 +196,12 @@ class Trial:
         wait_until(step, timeout=longest, every=STEP_SECONDS, what="the plan is carried out")
 
     def finish(self) -> Outcome:
-        """Stop the producer, wait until everything is settled, stop the fleet, judge."""
+        """Stop the producer, wait until all messages are settled, stop the fleet, and judge."""
         healed = time.monotonic()
         assert self._producer is not None
         self._producer.send_signal(signal.SIGTERM)
         assert self._producer.wait(20) == 0, self._producer_log()
-        # no fault is left, so every message reaches an owner and is settled.
+        # No fault is left, so every message reaches an owner and is settled.
         self._wait_settled()
         heal_seconds = time.monotonic() - healed
         for victim in self.victims:
@@ -238,7 +238,7 @@ class Trial:
         )
 
     def evidence(self, outcome: Outcome) -> str:
-        """Return the evidence on everything unexplained: runs, strikes and log lines."""
+        """Return the evidence on everything that is unexplained: runs, strikes and log lines."""
         lines: list[str] = []
         for duplicate in outcome.report.unexplained:
             lines += [
@@ -254,7 +254,7 @@ class Trial:
         return "\n".join(lines)
 
     def _describe_runs(self, outcome: Outcome, number: str, pids: Collection[int]) -> list[str]:
-        """Return the runs of a message, the acts of its processes near them, and its log lines."""
+        """Return a message's runs, the acts of its processes near them, and its log lines."""
         records = [r for r in self.ledger.records() if r.text.startswith(f"{number} ")]
         at = max(record.at for record in records)
         ours = [r for r in self.ledger.records() if r.pid in pids and abs(r.at - at) < 15]
@@ -291,14 +291,14 @@ class Trial:
             self.conservation.check()
         except (RedisUnavailableError, RedisResponseError):
             assert self.nemesis is not None
-            # Its connection was killed along with the others; the next check opens a new one.
+            # The connection was killed together with the others. The next check opens a new one.
 
     def _producer_log(self) -> str:
         return (self.first.folder / "producer.log").read_text()
 
 
 def _read_charges(events: list[Event], name: str) -> list[ChargeReport]:
-    """Return the charges that events report, with the place under `name`."""
+    """Return the charges that the events report. The field `name` holds the place."""
     return [
         ChargeReport(each.get("child", 0), each["partition"], each["group"], each[name])
         for each in events

@@ -1,4 +1,4 @@
-"""A user's type checker, in strict mode, on the user's modules."""
+"""A user's type checker, which runs in strict mode on the user's modules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def lines_with_errors(folder: Path, modules: Mapping[str, str]) -> dict[str, set[int]]:
-    """Check modules (name -> code), one of them wrong; return the lines with errors of each."""
+    """Check modules (name -> code), of which one is wrong. Return the lines of each with errors."""
     for name, code in modules.items():
         (folder / name).write_text(code)
-    # A separate cache: the project's runs have other options.
+    # The cache is separate, because the project's own runs have other options.
     options = ["--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'users'}"]
     ended = subprocess.run(
         [sys.executable, "-m", "mypy", *options, *modules],

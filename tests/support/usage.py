@@ -1,8 +1,8 @@
 """Find the Redis commands that a part of streamqd sends, from its source and its scripts.
 
-A part is named by its modules, which count completely. In `streamqd.store`, only the functions and
-classes that they refer to count, directly or indirectly. A command looks like `hget`, or, with a
-subcommand, like `xinfo|stream`.
+A part is a list of modules, all of whose code counts. Of the code in `streamqd.store`, only the
+functions and classes that these modules refer to count, directly or indirectly. A command has a
+form like `hget` or, with a subcommand, `xinfo|stream`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamqd.store import scripts
 
 PACKAGE = Path(__file__).parents[2] / "streamqd"
 STORE = PACKAGE / "store"
-# Commands whose permissions are granted per subcommand.
+# Commands for which permissions are granted per subcommand.
 WORDED = frozenset(
     {"CLIENT", "CLUSTER", "CONFIG", "LATENCY", "MEMORY", "SCRIPT", "SLOWLOG", "XGROUP", "XINFO"}
 )
@@ -51,7 +51,7 @@ def module_commands(*parts: str) -> set[str]:
 
 
 def script_commands(names: Iterable[str]) -> set[str]:
-    """Return the commands of scripts."""
+    """Return the commands that scripts call."""
     return {
         _written(name.decode(), word.decode() or None)
         for script in names
@@ -95,7 +95,7 @@ def _commands(node: ast.AST) -> set[str]:
 
 
 def _sequences(node: ast.AST) -> Iterator[list[ast.expr]]:
-    """Yield possible commands: the arguments of a call to a link or a packer, and tuples."""
+    """Yield possible commands: the arguments of calls to a link or a packer, and tuples."""
     for each in ast.walk(node):
         if isinstance(each, ast.Call):
             name = ast.unparse(each.func).rpartition(".")[2]
@@ -106,12 +106,15 @@ def _sequences(node: ast.AST) -> Iterator[list[ast.expr]]:
 
 
 def _only_names(several: ast.Tuple) -> bool:
-    """Return True if a tuple lists commands instead of being one."""
+    """Return True if a tuple lists commands instead of being a single command."""
     return all(isinstance(each, ast.Constant) and each.value in WORDED for each in several.elts)
 
 
 def _references(node: ast.AST, tree: ast.Module, home: str) -> list[Place]:
-    """Return the names of the store used below a node, resolved by the imports of its module."""
+    """Return the names of the store that are used below a node.
+
+    They are resolved by the imports of the node's module.
+    """
     modules: dict[str, str] = {}
     names: dict[str, Place] = {}
     for each in ast.walk(tree):

@@ -1,8 +1,9 @@
 """The users of etc/acl, on a server of the suite.
 
 With `pytest --acl`, every server that the suite starts has these users, and the tested code works
-as one of them: daemons, workers and housekeepers as `daemon`, commands as `admin`, the producer of
-a `Daemon` as `producer`. The test itself uses the server's default user, which has all permissions.
+as one of them: daemons, workers and housekeepers as `daemon`, commands as `admin`, and the producer
+of a `Daemon` as `producer`. The test itself uses the server's default user, which has all
+permissions.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from streamqd.errors import RedisResponseError
 from streamqd.store.client import Connection
 
 FOLDER = Path(__file__).parents[2] / "etc" / "acl"
-OLDER = FOLDER / "redis-6.2"  # the same users for a server without selectors
+OLDER = FOLDER / "redis-6.2"  # the same users, for a server without selectors
 NAMES = ("admin", "daemon", "producer", "producer-scripts", "viewer")
-_chosen: list[str] = []  # --acl, once
+_chosen: list[str] = []  # contains --acl if it was given
 
 
 def enable() -> None:
-    """Give all servers started from now on the users, and use them in all tested code."""
+    """Give the users to all servers that start from now on, and use them in all tested code."""
     _chosen.append("--acl")
 
 
@@ -38,7 +39,7 @@ def redis_section(name: str) -> dict[str, str]:
 
 
 def settings_as(redis: config.Redis, name: str) -> config.Redis:
-    """Return the settings for a user, or unchanged without --acl."""
+    """Return the settings with a user selected, or the unchanged settings without --acl."""
     return replace(redis, **redis_section(name))
 
 
@@ -49,7 +50,10 @@ def file() -> str:
 
 
 class User(NamedTuple):
-    """The content of a file with its selectors. Commands look like `hget` and `xinfo|stream`."""
+    """The content of a user's file with its selectors.
+
+    Commands have forms like `hget` and `xinfo|stream`.
+    """
 
     user: str
     keys: set[str]
@@ -57,7 +61,7 @@ class User(NamedTuple):
 
 
 def read_line(name: str, *, older: bool = False) -> str:
-    """Return the only line of a file. `older`: the variant for Redis 6.2, if there is one."""
+    """Return the only line of a file. `older` selects the file for Redis 6.2, if there is one."""
     path = FOLDER / f"{name}.acl"
     if older and (OLDER / path.name).exists():
         path = OLDER / path.name
@@ -66,7 +70,7 @@ def read_line(name: str, *, older: bool = False) -> str:
 
 
 def read(name: str, *, older: bool = False) -> User:
-    """Read a file."""
+    """Read the file of a user."""
     _, user, *acl_rules = read_line(name, older=older).replace("(", "").replace(")", "").split()
     keys = {rule.partition("~")[2] for rule in acl_rules if "~" in rule}
     return User(user, keys, {rule[1:] for rule in acl_rules if rule.startswith("+")})
@@ -78,7 +82,7 @@ def acl_rules(text: str) -> list[str]:
 
 
 def grant(link: Connection, *, without: str = "") -> None:
-    """Create the users without passwords, and without one permission if it is named."""
+    """Create the users without passwords, and without one permission if `without` names it."""
     older = not has_selectors(link)
     for name in NAMES:
         granted = [

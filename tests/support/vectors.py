@@ -17,12 +17,12 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 
 
 def raw(value: Any) -> bytes:
-    """Return the byte string that a vector gives as a text or as base64."""
+    """Return the byte string that a vector gives as text or as base64."""
     return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
 
 def flat(fields: list[list[Any]]) -> list[bytes]:
-    """Return names and values in turn, as Redis returns them."""
+    """Return names and values alternately, as Redis returns them."""
     return [raw(part) for pair in fields for part in pair]
 
 

@@ -1,4 +1,4 @@
-"""Judge a soak in the terms of queue checkers. Pure: it reads the ledger and the nemesis.
+"""Judge a soak with the terms used for queues. Pure: it reads the ledger and the nemesis's log.
 
     lost        confirmed to the producer, but neither handled successfully nor dead-lettered
     duplicated  an attempt that started more than once, each time with its cause
@@ -25,9 +25,9 @@ ATTEMPTS_MAX = 3
 
 
 class Duplicate(NamedTuple):
-    """A run that started again. `cause` is '' when no strike explains it.
+    """A run that started again. `cause` is '' if no strike explains it.
 
-    `seconds` is the duration of the repeated run, None when it never finished.
+    `seconds` is the duration of the repeated run, or None if it never finished.
     """
 
     number: str
@@ -39,14 +39,15 @@ class Duplicate(NamedTuple):
 
     @property
     def strike_key(self) -> tuple[str, int, str]:
-        """The strike, the process it hit, and the group: one fault of one running slot."""
+        """The strike, the process that it hit, and the group: one fault of one running slot."""
         return self.cause.partition(" ")[0], self.pids[0], self.group
 
 
 class ChargeReport(NamedTuple):
-    """A supervisor's report that an entry was charged with a death. `place` is that of the entry.
+    """A supervisor's report that an entry was charged with the death of a worker.
 
-    `pid` is the dead worker, or 0 when only the mark that it left is known.
+    `place` is the place of the entry. `pid` is the dead worker, or 0 if only the mark that the
+    worker left is known.
     """
 
     pid: int
@@ -57,7 +58,7 @@ class ChargeReport(NamedTuple):
 
 @dataclass
 class Report:
-    """The outcome of a soak. Everything in `faults_of_ours` must be empty."""
+    """The outcome of a soak. The result of `faults_of_ours` must be empty."""
 
     sent: int = 0
     unknown: int = 0
@@ -69,28 +70,28 @@ class Report:
     recovered: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misattributed: list[str] = field(default_factory=list)  # attempts that do not add up
-    overcharged: list[str] = field(default_factory=list)  # crashes without a cause
-    blamed: int = 0  # charges that supervisors reported
-    charged: int = 0  # messages seen with a crash, and the most crashes of one message
+    overcharged: list[str] = field(default_factory=list)  # messages with crashes that have no cause
+    blamed: int = 0  # number of charges that supervisors reported
+    charged: int = 0  # number of messages seen with a crash; next, the most crashes of one message
     charged_most: int = 0
     disorderly: list[str] = field(default_factory=list)  # shared epochs, broken order
-    stall_seconds: float = 0.0  # the longest wait of a message for its first run
+    stall_seconds: float = 0.0  # the longest time that a message waited for its first run
     stalled: str = ""
     slack_seconds: float = 0.0  # the part of the slack that the causes of the duplicates needed
     each: frozenset[str] = frozenset()  # groups that acknowledge each message separately
 
     @property
     def unexplained(self) -> list[Duplicate]:
-        """Duplicates without a cause."""
+        """The duplicates that have no cause."""
         return [each for each in self.duplicated if not each.cause]
 
     def causes(self) -> dict[str, int]:
-        """Return the number of explained duplicates by kind of cause."""
+        """Return the number of explained duplicates for each kind of cause."""
         named = (each.cause.partition(" ")[2] for each in self.duplicated if each.cause)
         return dict(sorted(Counter(named).items()))
 
     def max_repeats(self) -> dict[str, int]:
-        """Return the most repeats that one strike caused in one process, by kind of repeat.
+        """Return the highest number of repeats that one strike caused in one process, by kind.
 
         Apart from the running message, only messages shorter than `ACK_DELAY` can be repeated.
         """
@@ -105,14 +106,17 @@ class Report:
         return dict(sorted(found.items()))
 
     def repeated_blows(self) -> list[tuple[str, int, str]]:
-        """Return blows that made a process of a group in `each` repeat more than one message."""
+        """Return the strikes that made a process repeat more than one message.
+
+        Only groups in `each` are considered.
+        """
         blows = Counter(
             dup.strike_key for dup in self.duplicated if dup.cause and dup.group in self.each
         )
         return [blow for blow, count in blows.items() if count > 1]
 
     def faults_of_ours(self) -> dict[str, list[object]]:
-        """Return all faults found, empty when there are none."""
+        """Return all faults that were found. The result is empty if there are none."""
         most = self.max_repeats()
         found: dict[str, list[object]] = {
             "lost": [*self.lost],
@@ -128,7 +132,7 @@ class Report:
 
 
 def pair_runs(records: Iterable[Record]) -> list[Run]:
-    """Pair starts with ends, in the order of the starts. A process runs one message at a time."""
+    """Pair starts with ends, ordered by the starts. A process runs one message at a time."""
     runs: list[Run] = []
     current: dict[int, int] = {}
     for record in records:
@@ -155,10 +159,11 @@ def judge(
     blames: Iterable[ChargeReport] = (),
     each: Iterable[str] = (),
 ) -> Report:
-    """Judge a finished soak with nothing left unsettled.
+    """Judge a soak that has finished and left no message unsettled.
 
-    `letters`: group -> dead numbers. `charges`: (group, number) -> the most crashes seen.
-    `each`: groups that acknowledge a message before they start the next.
+    `letters` maps each group to the numbers of its dead-lettered messages. `charges` maps (group,
+    number) to the highest number of crashes seen. `each` names the groups that acknowledge a
+    message before they start the next one.
     """
     runs = pair_runs(records)
     dead = sum(map(len, letters.values()))
@@ -180,7 +185,7 @@ def _count_messages(
     for record in records:
         if record.kind in told:
             told[record.kind].add(message_number(record))
-    # The message that the producer was sending when it stopped has no outcome either.
+    # The message that the producer was sending when it stopped does not have an outcome either.
     unknown = told["unknown"] | told["planned"] - told["sent"] - told["refused"]
     report.sent, report.unknown, report.refused = map(len, (told["sent"], unknown, told["refused"]))
     uids, handled = defaultdict(set), {run.number for run in runs}
@@ -248,7 +253,7 @@ def _judge_charges(
 ) -> None:
     """Check that a message is charged at most once for each of its runs that a strike ended.
 
-    It may also be charged once for each mark of a lost owner, which a supervisor must report.
+    It may also be charged once for each mark of a lost owner, if a supervisor reports it.
     """
     blames = list(blames)
     marks = Counter((each.group, each.partition, each.place) for each in blames if not each.pid)
@@ -269,14 +274,14 @@ def _judge_charges(
         last = causes.last(blame.pid, str(blame.partition), blame.group)
         source, _, entry = blame.place.partition(":")
         if last is None or last.ended < inf:
-            continue  # the process died between the note of the start and the handler
+            continue  # the process died after the start was noted and before the handler ran
         first = source == "m"
         if first is not (last.attempt == 1) or (first and last.uid.split("/")[2] != entry):
             report.overcharged.append(f"{blame}, while {last.uid} was running")
 
 
 def _places(runs: list[Run], marks: Iterable[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """Return the marks that may belong to a message. The places of its retries are unknown."""
+    """Return the marks that may belong to a message. The places of its retries are not known."""
     assignments = {(run.group, int(run.assignment[0])) for run in runs}
     first = {f"m:{run.uid.rpartition('/')[2]}" for run in runs}
     return [
@@ -287,7 +292,7 @@ def _places(runs: list[Run], marks: Iterable[tuple[str, int, str]]) -> list[tupl
 
 
 def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
-    """Check that an epoch has one process, keeps first attempts in stream order, and only grows."""
+    """Check that an epoch has one process, runs first attempts in order, and only grows."""
     owner: dict[tuple[tuple[str, str], int], int] = {}
     last: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
     newest: dict[tuple[str, str], int] = defaultdict(int)
@@ -298,12 +303,12 @@ def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
             report.disorderly.append(
                 f"{run.assignment}: epoch {run.epoch} belongs to two processes"
             )
-        # Excused: a process that stood still between its last look at the clock and its handler.
+        # A process is excused if it stood still between its last look at the clock and its handler.
         if run.epoch < newest[run.assignment] and not causes.excuse(run):
             report.disorderly.append(f"{run.assignment}: epoch {run.epoch} ran after a later one")
         newest[run.assignment] = max(newest[run.assignment], run.epoch)
-        # A failure that was not written before its process died repeats. As a retry, it may follow
-        # later messages, because the suspects of the crash run first.
+        # If a process dies before it has written a failure, the failed message repeats. As a retry,
+        # it may follow later messages, because the suspects of the crash run first.
         if run.attempt == 1 and (run.uid, run.group) not in failed:
             place = tuple(map(int, run.uid.split("/")[2].split("-")))
             if place < last.get(term, ()):

@@ -1,4 +1,4 @@
-"""Wait for a condition, with a deadline. Tests never sleep otherwise."""
+"""Wait for a condition, with a deadline. Tests must never sleep in any other way."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 def wait_until(
     condition: Callable[[], T], *, timeout: float = 10.0, what: str = "", every: float = 0.01
 ) -> T:
-    """Call `condition` until it returns something true, and return that value.
+    """Call `condition` until it returns a true value, and return that value.
 
-    Fails the test after `timeout` seconds, with the text `what` and the last value seen.
+    After `timeout` seconds, fail the test, and show the text `what` and the last value seen.
     """
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -29,7 +29,7 @@ def wait_until(
 def seconds_unscheduled() -> float:
     """Return how long this thread was ready to run while other processes had the CPU.
 
-    To make an outside time limit hold on a busy host, subtract the growth of this value.
+    To apply an outside time limit fairly on a busy host, subtract the growth of this value.
     """
     waited_ns = Path("/proc/thread-self/schedstat").read_text().split()[1]
     return int(waited_ns) / 1e9

@@ -1,7 +1,7 @@
 """Run all `streamqd` commands of a page in one process, so that Spark starts only once.
 
-`Warm` puts a program named `streamqd` first on PATH. The program passes its streams, directory,
-arguments and Ctrl-C to that process, and exits with the exit code.
+`Warm` puts a program named `streamqd` first on PATH. The program passes its streams, its directory,
+its arguments and Ctrl-C to that process, and exits with the same exit code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ with socket.socket(socket.AF_UNIX) as line:
 
 @contextlib.contextmanager
 def warm(folder: Path) -> Iterator[None]:
-    """Put a program `streamqd` into a folder; at the end, kill the process that serves it."""
+    """Put a program `streamqd` into a folder. At the end, kill the process that serves it."""
     address = str(folder / "warm.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -64,7 +64,7 @@ def _serve(listener: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         caller = None
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C arrived while no command ran
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C arrived while no command was running
             caller, _ = listener.accept()
         if caller is None:
             continue

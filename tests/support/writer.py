@@ -26,6 +26,6 @@ return {'OK', value}
 
 
 def writer(key: str, value: str, *, name: str = "writer", command: str = "SET") -> Call:
-    """Set a key. Another `name` makes another script; with `command` HGET, the script fails."""
+    """Set a key. Another `name` makes another script. With the `command` HGET, the script fails."""
     text = TEXT.replace("writer", name).replace("'SET'", f"'{command}'")
     return scripts.parse(name, text, Path()).call({"target": key}, value=value)
