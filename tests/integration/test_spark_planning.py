@@ -39,7 +39,7 @@ class Shop:
         wanted = {name: value for name, value in (every | given).items() if value is not None}
         options = {name.lower(): str(value) for name, value in wanted.items()}
         made = source.StreamqSource(options).streamReader(schema=SCHEMA)
-        # Spark carries readers between processes.
+        # Spark carries readers from one process to another.
         return pickle.loads(pickle.dumps(made))
 
     def fill(self, partition: int, first: int, last: int) -> None:
@@ -58,7 +58,7 @@ def shop(server: Server, link: Connection, keys: Keys) -> Shop:
 
 
 def offset_at(*ids: str) -> dict[str, Any]:
-    """Return the offset of a reader that has read up to these entries, with ids 1-0, 2-0 …"""
+    """Return the offset of a reader that has read up to these entries, whose IDs are 1-0, 2-0 …"""
     return {
         "access": {str(number): each for number, each in enumerate(ids)},
         "#": {"access": {str(n): int(each.partition("-")[0]) for n, each in enumerate(ids)}},
@@ -163,7 +163,7 @@ def test_small_batch_waits_for_min_offsets_or_max_delay(shop: Shop) -> None:
     reader = shop.reader(minOffsetsPerTrigger=10, maxTriggerDelay="1h")
     start = offset_at("0-0", "0-0")
     shop.fill(0, 1, 3)
-    # The first batch does not wait.
+    # The first batch does not wait for more entries.
     start = reader.latestOffset(start, ALL)
     assert start == offset_at("3-0", "0-0")
     shop.fill(0, 4, 12)
@@ -190,7 +190,7 @@ def test_lost_entries_are_reported_once(shop: Shop, link: Connection, keys: Keys
 
 
 def test_recreated_stream_of_equal_count_is_read(shop: Shop) -> None:
-    """A new stream has issued as many entries as were read. Its later entries are read."""
+    """If a new stream has issued as many entries as were read, its later entries are read."""
     shop.fill(0, 6, 15)
     start = offset_at("10-0", "0-0")
     reader = shop.reader()
@@ -200,7 +200,7 @@ def test_recreated_stream_of_equal_count_is_read(shop: Shop) -> None:
 
 
 def test_trimming_by_other_clients_skips_no_entries(shop: Shop) -> None:
-    """This also holds without counts (Redis 6.2), and no entry is read twice."""
+    """No entry is skipped or read twice, even without counts (Redis 6.2)."""
     key = shop.keys.stream("access", 0)
     shop.fill(0, 1, 10)
     reader = lenient_reader(shop, maxOffsetsPerTrigger=4)
@@ -239,7 +239,7 @@ def lenient_reader(shop: Shop, **given: object) -> Any:
 def read_despite_loss(
     caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any
 ) -> list[str]:
-    """Return the entries of a lenient query, and assert that it reports its loss once."""
+    """Return the entries of a lenient query, and check that it reports its loss only once."""
     caplog.clear()
     found = rows(reader, start, end)
     assert [each.levelname for each in caplog.records] == ["WARNING"], caplog.text
@@ -254,7 +254,7 @@ def read_despite_loss(
 def test_deleted_topic_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, how: dict[str, object]
 ) -> None:
-    """The topic had 500 entries that the query has not read."""
+    """A deleted topic is a loss if it had entries that the query has not read, 500 in this case."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     shop.fill(0, 1, 600)
     start = offset_at("100-0", "0-0")
@@ -273,18 +273,18 @@ def test_deleted_topic_is_a_loss(
     reader = lenient_reader(shop, **how)
     end = reader.latestOffset(start, ALL)
     assert rows(reader, start, end) == []
-    assert [each.levelname for each in caplog.records][:2] == ["WARNING"] * 2  # partitions
+    assert [each.levelname for each in caplog.records][:2] == ["WARNING"] * 2  # one per partition
     caplog.clear()
     assert rows(reader, end, reader.latestOffset(end, ALL)) == []
     assert "is gone" not in caplog.text
-    # A later topic with this name is read from its first entry.
+    # If a topic with this name is created later, it is read from its first entry.
     topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
     shop.fill(0, 1, 3)
     assert len(rows(reader, end, reader.latestOffset(end, ALL))) == 3
 
 
 def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """The topic was recreated with fewer partitions."""
+    """It is a loss if the topic is recreated with fewer partitions."""
     start = offset_at("0-0", "7-0")
     topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
     topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
@@ -309,7 +309,7 @@ def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixt
 def test_recreated_stream_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, first: int, count: int
 ) -> None:
-    """The new stream has fewer or more entries, with smaller or larger ids."""
+    """A recreated stream is a loss, whatever its number of entries and whatever their IDs."""
     if shop.server.version < (7,) and first <= 100 <= first + count - 1:
         pytest.skip("Redis 6.2 does not count: ids of the past may be those of the one stream")
     shop.fill(0, 1, 100)
@@ -327,7 +327,7 @@ def test_recreated_stream_is_a_loss(
 def test_recreated_stream_with_smaller_ids_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its counts would also fit the old stream."""
+    """A recreated stream is a loss even if its counts would also fit the old stream."""
     shop.link.execute("XADD", shop.keys.stream("access", 0), "5000-0", "payload", "x")
     start = shop.reader().latestOffset(offset_at("0-0", "0-0"), ALL)
     shop.link.execute("DEL", shop.keys.stream("access", 0))
@@ -340,7 +340,7 @@ def test_recreated_stream_with_smaller_ids_is_a_loss(
 
 
 def test_recreated_stream_is_read_in_portions(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """Limits and a fixed end hold for the new stream too, and the loss is reported."""
+    """Limits and a fixed end also apply to the new stream, and the loss is reported."""
     shop.fill(0, 1, 100)
     reader = lenient_reader(shop, maxOffsetsPerTrigger=40)
     limit = reader.getDefaultReadLimit()
@@ -375,7 +375,7 @@ def test_stream_recreated_after_planning_is_read_once(
 
 
 def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
-    """The task reports that its entries are gone."""
+    """If the stream is recreated during a read, the task reports that its entries are gone."""
     shop.fill(0, 1, 100)
     start = offset_at("0-0", "0-0")
     for options in ({}, {"minPartitions": 2}):
@@ -394,7 +394,7 @@ def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
 
 
 def test_unknown_topic_is_an_error(shop: Shop) -> None:
-    """An unknown name in the options is a mistake, even with a checkpoint."""
+    """An unknown name in the options is a mistake, even if there is a checkpoint."""
     reader = shop.reader(subscribe="access,nowhere")
     with pytest.raises(TopicNotFoundError, match="topic nowhere does not exist"):
         reader.initialOffset()
@@ -412,7 +412,11 @@ def test_batch_is_split_into_pieces(shop: Shop) -> None:
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
 def test_pieces_are_even_despite_uneven_times(shop: Shop, count: int) -> None:
-    """Divided by time, one old entry and many new ones would give one task almost all entries."""
+    """Pieces are even.
+
+    If a partition were divided by time, one old entry and many new ones would give one task almost
+    all entries.
+    """
     shop.fill(0, 1, 1)
     burst = 1_795_180_000_000
     shop.fill(0, burst, burst + count - 2)
@@ -429,7 +433,11 @@ def test_pieces_are_even_despite_uneven_times(shop: Shop, count: int) -> None:
 
 
 def test_dense_entries_are_split_in_few_steps(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ids suggest only one entry after the start. Steps and tasks do not depend on this."""
+    """Dense entries are split in few steps.
+
+    The IDs suggest only one entry after the start, but the number of steps and tasks does not
+    depend on that.
+    """
     count, burst = 20_000, 1_795_180_000_000
     shop.fill(0, 1, 1)
     shop.fill(0, burst, burst + count // 100)
@@ -476,7 +484,7 @@ def test_evenly_spaced_entries_are_split_without_a_count(
 
 
 def test_stream_deleted_before_its_read_is_a_loss(shop: Shop) -> None:
-    """The loss is reported in this batch, not only in the next."""
+    """The loss is reported in this batch already, not only in the next one."""
     shop.fill(0, 1, 100)
     reader = shop.reader(minPartitions=2)
     planned = reader.partitions(
@@ -490,7 +498,7 @@ def test_stream_deleted_before_its_read_is_a_loss(shop: Shop) -> None:
 
 
 class Trimmer:
-    """Trims partition 0 during the first walk."""
+    """Trims partition 0 while the catalog walks it for the first time."""
 
     def __init__(self, shop: Shop, monkeypatch: pytest.MonkeyPatch, keep_from: str) -> None:
         self.trims = [("XTRIM", shop.keys.stream("access", 0), "MINID", keep_from)]
@@ -506,7 +514,7 @@ class Trimmer:
 def test_trim_during_the_count_is_not_a_later_loss(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The count at its end equals the stream's, so the next batch finds no loss."""
+    """The count at a batch's end equals the stream's, so the next batch finds no loss."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -520,7 +528,7 @@ def test_trim_during_the_count_is_not_a_later_loss(
 def test_trimming_during_the_first_count_hides_no_loss(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later loss is reported like an earlier one."""
+    """A later loss is reported in the same way as an earlier one."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -536,7 +544,7 @@ def test_trimming_during_the_first_count_hides_no_loss(
 
 
 def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
-    """The options name it, but a checkpoint has priority."""
+    """The options may not name a missing partition, unless a checkpoint takes precedence."""
     places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
     text = "Offsets contains partition 7 of access, which does not exist"
     reader = shop.reader(startingOffsets=places)
@@ -558,13 +566,13 @@ def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
     ],
 )
 def test_streaming_read_refuses_an_end(shop: Shop, ending: dict[str, str]) -> None:
-    """A stream has no end, so the option would be ignored."""
+    """A streaming read refuses an end. A stream has none, so the option would be ignored."""
     with pytest.raises(ValueError, match="a stream has no end; remove endingOffsets"):
         shop.reader(**ending)
 
 
 def test_batch_read_refuses_a_start_after_its_end(shop: Shop) -> None:
-    """Otherwise, the read would return no rows and no error."""
+    """A batch read refuses such a start, because it would otherwise return no rows and no error."""
     shop.fill(0, 1, 9)
 
     def planned(start: str, end: str) -> int:

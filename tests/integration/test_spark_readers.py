@@ -1,4 +1,4 @@
-"""Readers other than Spark, while an archive grows, is compacted, and its writer is killed."""
+"""Other readers than Spark read an archive that grows or is compacted, or whose writer dies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_engine_reads_whole_batches_once(tmp_path: Path) -> None:
     def batch() -> int:
         try:
             table = archive.table("access")
-        except ArchiveError:  # killed before its first commit
+        except ArchiveError:  # the writer was killed before its first commit
             return 0
         return 0 if table is None else table.note.batch
 
@@ -75,7 +75,7 @@ def test_every_engine_reads_whole_batches_once(tmp_path: Path) -> None:
                 assert len(seen) >= most
                 most, before = len(seen), batch()
             for _ in range(chance.randrange(2000)):
-                pass  # in the middle of a run
+                pass  # the kill came in the middle of a run
             running.kill()
     table = archive.table("access")
     assert table is not None

@@ -1,4 +1,4 @@
-"""The tasks and the driver of the Spark sink, on a real server and without Spark."""
+"""The tasks and the driver of the Spark sink on a real server, without Spark."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Shop:
         return write_options({name.lower(): str(value) for name, value in every.items()}, {})
 
     def stage(self, rows: Any, *, batch: int = 3, task: int = 0, **given: object) -> Any:
-        """Stage rows like a task and return its message."""
+        """Stage rows in the same way as a task. Return the task's message."""
         options = self.options(batchRows=4, **given)
         stage = staging.Stage(options, QUERY, batch)
         return stage.message(sink.deliver(rows, options, task, stage.send))
 
     def publish(self, parts: list[Any], *, batch: int = 3, **given: object) -> None:
-        """Publish a batch like the driver."""
+        """Publish a batch in the same way as the driver."""
         staging.Publisher(self.options(**given), QUERY).commit(batch, parts)
 
     def batch(self, tasks: list[Any], *, batch: int = 3) -> None:
@@ -61,11 +61,11 @@ class Shop:
         self.publish(parts, batch=batch)
 
     def staged_keys(self) -> list[bytes]:
-        """Return the keys of staged streams, including empty ones."""
+        """Return the keys of all staged streams, even of the empty ones."""
         return sorted(self.link.execute("KEYS", f"{self.keys.control}:sink:{{out:*"))
 
     def non_empty_keys(self) -> list[bytes]:
-        """Return the keys of streams with staged rows."""
+        """Return the keys of the streams that contain staged rows."""
         return [key for key in self.staged_keys() if self.link.execute("XLEN", key)]
 
     def forget(self, *, written: bool = True) -> None:
@@ -90,7 +90,7 @@ def shop(server: Server, link: Connection, keys: Keys) -> Shop:
 
 
 def rows(*values: str, key: bool = True) -> list[Any]:
-    """Return rows whose key is their value, or rows without a key."""
+    """Return rows whose key is the same as their value, or rows without a key."""
     made = []
     for value in values:
         raw = value.encode()
@@ -108,7 +108,10 @@ def split_into_tasks(made: list[Any], count: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("key", [True, False])
 def test_sink_writes_a_batch_with_another_layout_once(shop: Shop, key: bool) -> None:
-    """Four tasks staged it and the driver died before publishing. One task stages it again."""
+    """The driver died before it published a batch that four tasks had staged.
+
+    Then one task stages the batch again.
+    """
     made = rows(*LETTERS, key=key)
     for task, part in enumerate(split_into_tasks(made, 4)):
         shop.stage(part, task=task)
@@ -134,9 +137,12 @@ def test_sink_keeps_the_order_of_the_rows_of_a_task(shop: Shop) -> None:
 def test_sink_survives_a_driver_kill_anywhere_in_a_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kill follows any exchange with Redis. The batch is repeated with other tasks and rows.
+    """The driver can be killed after any exchange with Redis.
 
-    The decided rows are published: once the first row is out, no row of the second try follows.
+    Then the batch is repeated with other tasks and rows.
+
+    The rows that were decided are published. Once the first of them is out, no row of the second
+    try follows.
     """
     first, second = rows(*LETTERS, key=False), rows(*LETTERS[::-1], "other", key=False)
     monkeypatch.setattr(staging, "CALLS", 1)
@@ -171,11 +177,14 @@ def test_sink_survives_a_driver_kill_anywhere_in_a_commit(
 
 
 class DeadError(Exception):
-    """The death of the driver."""
+    """Stands in for the death of the driver."""
 
 
 def fail_after(exchanges: int) -> Callable[..., Any]:
-    """Return `persist` that fails after a number of exchanges. The last one is executed."""
+    """Return a replacement for `persist` that fails after this number of exchanges.
+
+    The last one is executed.
+    """
     left = [exchanges]
 
     def persist(connection: Any, work: Callable[[Connection], Any], **given: Any) -> Any:
@@ -191,7 +200,7 @@ def fail_after(exchanges: int) -> Callable[..., Any]:
 def test_sink_publishes_a_batch_of_two_drivers_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second driver starts while the first is active, and each row is published once."""
+    """Each row is published once, although the second driver starts while the first is active."""
     monkeypatch.setattr(staging, "CALLS", 1)
     monkeypatch.setattr(store, "ROWS_MAX", 3)
     mine = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 2)]
@@ -212,10 +221,10 @@ def test_sink_publishes_a_batch_of_two_drivers_once(
 
 
 def test_sink_ignores_speculative_and_repeated_tasks(shop: Shop) -> None:
-    """Only the attempts that Spark names count, and rows of the others are removed."""
+    """Only the attempts that Spark names count. The rows of all others are removed."""
     made = rows(*LETTERS)
-    shop.stage(made[:13], task=0)  # its executor was lost
-    shop.stage(made[13:20], task=1)  # a second copy that was too slow
+    shop.stage(made[:13], task=0)  # the executor of this task was lost
+    shop.stage(made[13:20], task=1)  # this second copy of a task was too slow
     counts = [shop.stage(made[:13], task=0), shop.stage(made[13:], task=1)]
     shop.publish(counts)
     assert shop.read_all_written() == BODIES
@@ -223,7 +232,7 @@ def test_sink_ignores_speculative_and_repeated_tasks(shop: Shop) -> None:
 
 
 def test_sink_removes_rows_staged_after_the_batch(shop: Shop) -> None:
-    """Its rows are removed with the next batch, and they also expire."""
+    """Rows that are staged after their batch are removed with the next batch. They also expire."""
     late = staging.Stage(shop.options(), QUERY, 3)
     sink.deliver(rows("x"), shop.options(), 0, late.send)
     shop.batch([rows("a")])
@@ -256,9 +265,10 @@ def test_sink_accepts_batches_without_rows(shop: Shop) -> None:
 def test_sink_keeps_partitions_of_rows_despite_a_growth(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, rows of a key would go to its old partition after rows in the new one.
+    """Decided rows keep the partition for which they were staged, and each of them is there once.
 
-    Decided rows keep the partition for which they were staged, and each row is there once.
+    Otherwise, rows of a key could go to its old partition after other rows have gone to its new
+    one.
     """
     made = rows(*LETTERS)
     parts = [shop.stage(made)]
@@ -279,7 +289,7 @@ def test_sink_keeps_partitions_of_rows_despite_a_growth(
 
 
 def die_after_decision(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> None:
-    """Make the driver die before it moves a row."""
+    """Make the driver die before it has moved a row."""
 
     def dying(*_: object) -> None:
         raise DeadError
@@ -293,7 +303,7 @@ def die_after_decision(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[
 def die_half_published(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, made: list[Any], *, batch: int = 3
 ) -> None:
-    """Make the driver die after it has decided a batch and moved three rows of each partition."""
+    """Make the driver die when it has decided a batch and moved three rows of each partition."""
     parts = [shop.stage(made, batch=batch)]
     with monkeypatch.context() as patch:
         patch.setattr(staging, "CALLS", 1)
@@ -319,7 +329,10 @@ def test_sink_refuses_an_old_checkpoint(shop: Shop) -> None:
 def test_sink_reports_different_rows_of_a_finished_batch(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """This happens after a checkpoint was copied or set back by one batch."""
+    """Different rows of a finished batch are reported.
+
+    They appear if a checkpoint was copied or set back by one batch.
+    """
     shop.batch([rows("a", "b")], batch=0)
     shop.batch([rows("b", "a")], batch=0)
     assert caplog.text == ""
@@ -333,7 +346,7 @@ def test_sink_reports_different_rows_of_a_finished_batch(
 
 
 class Task:
-    """The context of a Spark task."""
+    """Stands in for the context of a Spark task."""
 
     run = "5b0c9a3e-run"
 
@@ -348,7 +361,10 @@ class Task:
 def test_sink_removes_the_rows_of_a_failed_task(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Full memory would stay full, and each attempt would add more."""
+    """A failed task removes its rows.
+
+    Otherwise, full memory would stay full, because each attempt would add more.
+    """
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options(batchRows=4, maxStagedBytes=1000))
     staged: list[int] = []
@@ -367,7 +383,7 @@ def test_sink_removes_the_rows_of_a_failed_task(
 
 
 def test_sink_removes_the_rows_of_an_aborted_batch(shop: Shop) -> None:
-    """This includes rows of tasks that finished before another task failed."""
+    """An aborted batch removes its rows, even those of tasks that had finished."""
     parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 2)]
     sink.TopicStreamWriter(shop.options()).abort([*parts, None], 3)
     assert shop.non_empty_keys() == []
@@ -377,7 +393,7 @@ def test_sink_removes_the_rows_of_an_aborted_batch(shop: Shop) -> None:
 def test_sink_keeps_a_decision_after_a_failed_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark calls abort in this case too."""
+    """The sink keeps its decision, although Spark also calls abort after a failed commit."""
     parts = [shop.stage(rows(*LETTERS))]
     die_after_decision(shop, monkeypatch, parts)
     sink.TopicStreamWriter(shop.options()).abort([*parts, shop.stage(rows("x"))], 3)
@@ -389,7 +405,7 @@ def test_sink_keeps_a_decision_after_a_failed_commit(
 def test_sink_staged_rows_expire_from_the_first_row(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task dies in the middle of a chunk."""
+    """Staged rows expire even if their task dies in the middle of a chunk."""
     real = Connection.pipeline
 
     def cut_off(link: Connection, commands: Any) -> Any:
@@ -408,7 +424,7 @@ def test_sink_staged_rows_expire_from_the_first_row(
 
 
 def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
-    """The faster driver has removed the unpublished rows."""
+    """The slower driver sees no loss, although the faster one has removed the unpublished rows."""
     mine, theirs = shop.stage(rows(*LETTERS)), shop.stage(rows(*LETTERS))
     shop.publish([theirs])
     shop.link.execute("DEL", *(shop.non_empty_keys() or ["none"]))
@@ -427,7 +443,7 @@ def test_sink_refuses_to_publish_after_losing_staged_rows(shop: Shop) -> None:
 
 
 def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A half-published batch is always reported, and the message contains the remedy."""
+    """A half-published batch is always reported, with a message that contains the remedy."""
     parts = [shop.stage(rows(*LETTERS))]
     die_after_decision(shop, monkeypatch, parts)
     shop.link.execute("DEL", *shop.non_empty_keys())
@@ -444,7 +460,7 @@ def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPat
 def test_sink_reports_a_batch_without_a_record(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its record has expired, so the error reports that its completion is unknown."""
+    """If the record of a batch has expired, the error reports that its completion is unknown."""
     shop.batch([rows("a")], batch=0)
     shop.batch([rows("b")], batch=1)
     assert caplog.text == ""
@@ -466,7 +482,7 @@ def test_sink_refuses_an_oversized_plan(shop: Shop, monkeypatch: pytest.MonkeyPa
 
 
 def test_sink_names_an_invalid_record(shop: Shop) -> None:
-    """The error names key and field."""
+    """The error names the key and the field."""
     parts = [shop.stage(rows("a"))]
     shop.link.execute("HSET", shop.keys.sink(QUERY), "batch", "3", "plan", "[]", "attempt:x", "y")
     with pytest.raises(InvalidValueError, match="plan of"):
@@ -494,7 +510,7 @@ def test_sink_writes_once_after_a_lost_reply(shop: Shop) -> None:
 
 
 def test_sink_stages_repeated_rows_once(shop: Shop) -> None:
-    """The answer was lost after the rows were written."""
+    """Rows are staged once, even if the answer was lost after they were written."""
     stage = staging.Stage(shop.options(), QUERY, 3)
     twice = streams.persist
 
@@ -510,7 +526,10 @@ def test_sink_stages_repeated_rows_once(shop: Shop) -> None:
 
 
 def test_sink_with_full_memory_still_publishes_staged_rows(shop: Shop) -> None:
-    """Staging is refused. Staged rows are still published, which needs no more memory."""
+    """With full memory, staging is refused, but rows that are already staged are published.
+
+    That needs no more memory.
+    """
     parts = [shop.stage(rows(*LETTERS))]
     shop.link.execute("CONFIG", "SET", "maxmemory", "1")
     try:
@@ -529,7 +548,7 @@ def test_sink_with_full_memory_still_publishes_staged_rows(shop: Shop) -> None:
 def test_sink_continues_after_a_topic_delete(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: bool
 ) -> None:
-    """An open plan has lost its rows for the deleted one of two topics."""
+    """The sink continues after a topic is deleted, although an open plan has lost rows for it."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     mixed = rows(*LETTERS) + [row._replace(topic="other") for row in rows(*LETTERS)]
     die_half_published(shop, monkeypatch, mixed)
@@ -587,7 +606,7 @@ def test_sink_stages_rows_of_a_deleted_topic(shop: Shop, monkeypatch: pytest.Mon
 def test_sink_survives_a_failover_during_the_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new master lacks the last moves. No row is lost or duplicated."""
+    """No row is lost or duplicated, although the new master lacks the last moves."""
     parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 3)]
     keys = [key.decode() for key in shop.non_empty_keys()] + [
         shop.keys.stream("out", n) for n in (0, 1)
@@ -613,7 +632,10 @@ def test_sink_survives_a_failover_during_the_commit(
 
 
 def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
-    """In a cluster, another node has the record, and its replica may lack the batch's end."""
+    """A cluster needs the proof.
+
+    Another node has the record, and its replica may lack the batch's end.
+    """
     shop.batch(split_into_tasks(rows(*LETTERS), 2))
     proofs = shop.staged_keys()
     assert proofs
@@ -628,7 +650,10 @@ def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
 def test_sink_removes_rows_of_a_killed_driver_on_start(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are removed before the batch is finished. Rows of tasks of the same run are kept."""
+    """At its start, the sink removes rows of a killed driver before the batch is finished.
+
+    It keeps rows of tasks of its own run.
+    """
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options())
     writer.write(iter([batch(value=["killed"])]))

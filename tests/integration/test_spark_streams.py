@@ -47,7 +47,10 @@ class Shop:
         self.link.pipeline([("XADD", key, each, "payload", b"x" * size) for each in ids])
 
     def trim(self, keep_from: str) -> None:
-        """Trim like the housekeeper, exactly. A foreign XTRIM would leave no record."""
+        """Trim exactly, and leave a record, as the housekeeper does.
+
+        A foreign XTRIM would leave none.
+        """
         self.link.execute("XTRIM", self.keys.stream("access", 0), "MINID", "=", keep_from)
 
     def span(self, catalog: Catalog) -> Span:
@@ -151,7 +154,7 @@ def test_reader_keeps_the_order_for_every_fetch_size(shop: Shop, size: int) -> N
 
 
 def test_reader_bounds_each_fetch_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first, small fetch, no fetch requests more than fits."""
+    """After the first, small fetch, no fetch requests more bytes than its bound allows."""
     shop.add(*(f"{n}-0" for n in range(1, 301)), size=1000)
     asked: list[int] = []
     fetch = EntryReader._fetch
@@ -171,7 +174,10 @@ def test_reader_bounds_each_fetch_by_bytes(shop: Shop, monkeypatch: pytest.Monke
 def test_reader_adapts_to_large_entries_after_small_ones(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A count that fitted small entries is far too high. The rest is requested again."""
+    """After small entries, the requested count is far too high for large ones.
+
+    The reader requests the rest again.
+    """
     shop.add(*(f"{n}-0" for n in range(1, 1001)), size=10)
     shop.add(*(f"{n}-0" for n in range(1001, 1101)), size=20_000)
     shop.add(*(f"{n}-0" for n in range(1101, 1201)), size=10)
@@ -218,7 +224,7 @@ def test_limited_read_reports_its_end(shop: Shop, limit: int) -> None:
 
 
 def test_limited_read_overtaken_by_trimming_reads_to_the_end(shop: Shop) -> None:
-    """The number of entries that Redis issued is known only at the end of the stream."""
+    """The read continues to the end, where the number of entries that Redis has issued is known."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.add(*(f"{n}-0" for n in range(1, 101)))
@@ -294,7 +300,7 @@ def test_reader_counts_entries_trimmed_before_planning(
 def test_reader_finds_entries_trimmed_during_the_read(
     shop: Shop, caplog: pytest.LogCaptureFixture, known: bool
 ) -> None:
-    """The loss is found by the count of rows, or without a count by the gap in the ids."""
+    """The reader finds the loss by counting rows or, without a count, by the gap in the IDs."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
 

@@ -1,4 +1,4 @@
-"""Requests for the stack of a worker: the directive, its bounds and its refusals."""
+"""An operator requests the stack of a worker with a directive, which has bounds and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASSIGNMENT = Assignment("orders", 0, "bill")
 
 @pytest.fixture
 def fleet(store: Store, heartbeat: SendHeartbeat, own: Callable[[int, str], None]) -> Fleet:
-    """A live instance `a`, which owns partition 0 and never answers. `b` owns partition 1."""
+    """A live instance `a`, which owns partition 0 but never answers. `b` owns partition 1."""
     heartbeat("a")
     own(0, "a")
     own(1, "b")
@@ -60,7 +60,7 @@ def test_stack_without_an_answer_exits_1(
         "stack": None,
     }
     assert [*read_directives(link, keys).stacks] == [ASSIGNMENT]
-    # All live instances have read it once they have sent another heartbeat.
+    # Once each live instance has sent another heartbeat, all of them have read the request.
     assert "stack:orders/0/bill" in run("control", "list").stdout
     assert "stack" not in run("status").stdout
 
@@ -71,7 +71,10 @@ def test_stack_dry_run_writes_nothing(fleet: Fleet, link: Connection, keys: Keys
 
 
 def test_stack_requests_are_bounded_and_expire(fleet: Fleet, link: Connection, keys: Keys) -> None:
-    """Requests must not fill the directives of the fleet, or a pause is refused."""
+    """Requests are bounded and expire.
+
+    They must not fill the fleet's directives, or a pause would be refused.
+    """
     others = [Assignment("orders", number, "other") for number in range(stacks.REQUESTS_MAX)]
     for each in others:
         write_request(fleet, link, each, 1.0)

@@ -1,4 +1,4 @@
-"""The figures of partitions and assignments, read from a real server."""
+"""The figures of partitions and assignments are read from a real server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_figures_of_a_partition_are_complete(harness: Harness, server: Server) -
 
 
 def test_figures_include_a_spark_query_position(harness: Harness, server: Server) -> None:
-    """The partition's figures include its position and the time of its last report."""
+    """A partition's figures include a Spark query's position and the time of its last report."""
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.groups()
@@ -78,7 +78,10 @@ def test_figures_include_a_spark_query_position(harness: Harness, server: Server
 
 
 def test_groups_named_like_queries_have_no_query_figures(harness: Harness) -> None:
-    """Otherwise, any client of Redis could create series of the metrics."""
+    """A group whose name looks like a query has no figures of queries.
+
+    Otherwise, any client of Redis could create series of metrics.
+    """
     harness.add("1-0")
     for name in (b"spark:", b"spark:..", b"spark:a b", b"spark:\xff", b"spark:" + b"x" * 65):
         harness.do("XGROUP", "CREATE", harness.stream, name, "0")
@@ -92,7 +95,10 @@ def test_groups_named_like_queries_have_no_query_figures(harness: Harness) -> No
 
 
 def test_added_includes_trimmed_entries(harness: Harness, server: Server) -> None:
-    """Redis 7 counts them. For older servers, the record of trimming has the number."""
+    """Trimmed entries are included.
+
+    Redis 7 counts them, and for older servers, the record of trimming contains their number.
+    """
     harness.groups()
     for number in range(1, 6):
         harness.add(f"{number}-0")
@@ -176,7 +182,7 @@ def test_measuring_with_full_memory_changes_nothing(harness: Harness) -> None:
 
 
 def test_greatest_id_has_the_latest_time(harness: Harness) -> None:
-    """Every view can parse the value that the housekeeper publishes."""
+    """The housekeeper publishes the latest time that every view can parse."""
     harness.groups()
     harness.add("18446744073709551615-18446744073709551615")
     assert measure_assignment_figures(harness).oldest_unread_unix_ms() == INTEGER_MAX

@@ -1,4 +1,4 @@
-"""The control commands: the directives that they write, their refusals and their output."""
+"""The control commands write directives, refuse mistakes, and report the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRS = [["orders", "bill"]]
 
 @pytest.fixture(autouse=True)
 def orders(link: Connection, store: Store, keys: Keys) -> None:
-    """Create the topic orders with three partitions, read by the group bill."""
+    """A topic `orders` with three partitions, which the group `bill` reads."""
     topics.create(store, "orders", config.Topic(partitions=3))
     for number in range(3):
         Harness(link, keys, Assignment("orders", number, "bill")).groups()
@@ -39,7 +39,7 @@ def orders(link: Connection, store: Store, keys: Keys) -> None:
 
 @pytest.fixture
 def heartbeat(link: Connection, keys: Keys) -> SendHeartbeat:
-    """Write a heartbeat of an instance."""
+    """A function that writes a heartbeat of an instance."""
 
     def say(name: str, **info: object) -> None:
         told = {"offers": PAIRS, "weight": 1, "cap": 0, "started": time.time(), **info}
@@ -51,7 +51,7 @@ def heartbeat(link: Connection, keys: Keys) -> SendHeartbeat:
 
 @pytest.fixture
 def own(link: Connection, keys: Keys) -> Callable[[int, str], None]:
-    """Make an instance the owner of a partition."""
+    """A function that makes an instance the owner of a partition."""
 
     def take(partition: int, owner: str) -> None:
         assignment = Assignment("orders", partition, "bill")
@@ -205,7 +205,7 @@ def test_impossible_moves_are_rejected(
     assert "numbered 0 to 2" in run("move", "orders/7/bill", "a", code=8).stderr
     run("move", "orders/bill", "a", code=2)
 
-    run("move", "orders/1/bill", "full")  # a full instance may keep its assignments
+    run("move", "orders/1/bill", "full")  # a full instance may keep its own assignments
     run("move", str(assignment), "a", "-r", "hot")
     assert {u: order.to for u, order in read_directives(link, keys).moves.items()} == {
         assignment: "a",
@@ -242,7 +242,7 @@ def test_drain_dry_run_names_waiting_groups(
     assert "DRAINED a for " in run("status").stdout
     assert "orders/bill: its partitions will wait" in run("drain", "b").stdout
     link.execute("ZREM", keys.members("default"), "a")
-    run("drain", "a", "--undo")  # undoing works for an absent instance
+    run("drain", "a", "--undo")  # undoing a drain works even if the instance is absent
     assert list(read_directives(link, keys).drains) == ["b"]
     run("drain", "b", "--undo")
     assert "was not drained" in run("drain", "b", "--undo").stdout
@@ -258,7 +258,7 @@ def test_forget_refuses_live_or_invalid_instances(
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`forget` refuses a run that has returned, a run with valid leases, and a junk entry."""
+    """`forget` refuses a run that has come back, a run with valid leases, and a junk entry."""
     heartbeat("a", ttl=0.2)
     run("drain", "a")
     own(1, "a")
@@ -314,7 +314,7 @@ def test_reload_accepts_some_or_all_instances(
     heartbeat("a", reloaded=order)
     heartbeat("b", reloaded=order, reload_problem="handlers: no module named x")
     link.execute("ZREM", keys.members("default"), "b")
-    run("reload", "a")  # directives for removed instances are deleted
+    run("reload", "a")  # the directives for removed instances are deleted then
     assert set(read_directives(link, keys).reloads) == {"*", "a"}
 
 
@@ -346,7 +346,7 @@ def test_directives_are_listed_and_cleared(
 def test_group_stop_and_group_start_work(
     run: Run, heartbeat: SendHeartbeat, own: Any, link: Connection, keys: Keys
 ) -> None:
-    """One command stops a group, waits for its owned partitions, and rejects moves."""
+    """One command stops a group, waits until no partition is owned, and rejects moves."""
     heartbeat("a")
     own(0, "a")
     words = ("group", "stop", "orders", "bill", "-r", "wrong prices")
@@ -379,7 +379,7 @@ def test_group_stop_and_group_start_work(
 def test_applied_reload_is_no_longer_listed(
     run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
-    """A finished reload is not listed as an active directive."""
+    """A finished reload is no longer listed as an active directive."""
     heartbeat("a")
     heartbeat("b")
     at = document(run("reload", "--json"))["at_unix_ms"]
@@ -408,7 +408,7 @@ def test_applied_reload_is_no_longer_listed(
 
 @pytest.mark.parametrize("name", ["stop:orders/1/bill", "stop:orders/*/*", "stop:orders", "stop:"])
 def test_invalid_stop_directive_is_ignored(link: Connection, keys: Keys, name: str) -> None:
-    """A stop directive that does not cover all partitions of one group is ignored."""
+    """A stop directive is ignored if it does not cover all partitions of exactly one group."""
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
     link.execute("HSET", keys.directives("default"), name, told)
     found = read_directives(link, keys)

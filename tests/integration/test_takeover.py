@@ -1,4 +1,4 @@
-"""A worker scans foreign pending entries page by page, and keeps reading during the scan."""
+"""A worker scans the pending entries of other clients page by page, and keeps reading meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamqd.worker import ExitCode
 from tests.contract.harness import Harness
 from tests.support.life import Life
 
-FRESH = 3 * 512 + 100  # pages of entries that are not idle
+FRESH = 3 * 512 + 100  # several pages of entries that are not idle
 UNREAD = 40
 
 
@@ -20,7 +20,10 @@ UNREAD = 40
 def test_worker_reads_during_a_long_reclaim_scan(
     harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
-    """Only the first and the last of many entries are idle. The consumer handles the others."""
+    """A worker keeps reading during a long scan.
+
+    Only the first and the last of many entries are idle, because their consumer handles the others.
+    """
     harness.link.pipeline(
         [("XADD", harness.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)]
     )
@@ -43,7 +46,7 @@ def test_worker_reads_during_a_long_reclaim_scan(
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert len(ids) == UNREAD + 2
     first, between = map(ids.index, idle)
-    assert first < between  # a lane's thread may start later than that of a message read after it
+    assert first < between  # a lane's thread may start after that of a later message
     assert 4 < between < UNREAD, "it was read during the scan"
     assert (slot.counter("reclaimed"), slot.reclaim_done) == (2, 1)
     held = harness.do("XPENDING", harness.stream, group)

@@ -1,7 +1,7 @@
-"""Every kind of worker keeps to its rate, and obeys its supervisor during the waits.
+"""Every kind of worker keeps to its rate, and obeys its supervisor while it waits.
 
-The start times come from the worker's slot. The bound is arithmetic on these times: a slow
-machine makes the intervals longer, never shorter.
+The start times come from the worker's slot, and the bound is arithmetic on these times. A slow
+machine makes the intervals longer, but never shorter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fill(harness: Harness, count: int) -> None:
 
 
 def respects_rate(starts: Sequence[int], per_second: float, burst: int) -> bool:
-    """Return True if no period has more starts than the rate and the burst allow."""
+    """Return True if no period contains more starts than the rate and the burst allow."""
     interval = SECOND / per_second
     return all(
         last - first < burst + (starts[last] - starts[first]) / interval
@@ -39,7 +39,7 @@ def respects_rate(starts: Sequence[int], per_second: float, burst: int) -> bool:
 
 
 class Journal:
-    """The start times of runs, as recorded in the slot."""
+    """The start times of runs, as the slot records them."""
 
     def __init__(self, slot: WorkerSlot) -> None:
         self.slot = slot
@@ -71,7 +71,7 @@ def test_rate_limits_runs_including_retries(harness: Harness, life: Life, journa
 
 
 def test_rate_state_survives_a_worker_replacement(harness: Harness, life: Life, journal: Journal):
-    """This also holds after a crash, because the state is outside of the worker."""
+    """The state even survives a crash, because it is stored outside of the worker."""
     fill(harness, 12)
     for _ in range(4):
         worker = life.worker("t1", rate="20/s", rate_burst=2, max_messages=3)
@@ -137,7 +137,7 @@ def test_concurrent_runs_share_one_rate(harness: Harness, life: Life, slot: Work
 
     def work(message: Message) -> None:
         place = b"m:" + message.id_bytes
-        while message.id_bytes not in begun:  # a reading is empty while the next batch is written
+        while message.id_bytes not in begun:  # a reading is empty while a batch is being written
             with lock:
                 places = {entry.place: entry.started_ns for entry in slot.running}
             if place in places:
@@ -171,7 +171,10 @@ def test_rate_bounds_the_fetched_messages(
 def test_throttled_lanes_fetch_no_messages(
     harness: Harness, life: Life, slot: WorkerSlot, order: str
 ):
-    """One message per lane would be eight hours of work that no other worker can start."""
+    """Throttled lanes fetch no messages.
+
+    One message per lane would be eight hours of work that no other worker could start.
+    """
     fill(harness, 100)
 
     def stop_when_held() -> None:

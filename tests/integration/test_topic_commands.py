@@ -1,4 +1,4 @@
-"""topic settings, describe and delete on a real server. Reading commands write nothing."""
+"""`topic settings`, `describe` and `delete` on a real server. Commands that read write nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.servers import Server
 
 
 def fill(harness_at: HarnessAt, *, everywhere: bool = True) -> None:
-    """Write a value to every key that a topic can have."""
+    """Write a value to every key that a topic may have."""
     for number in range(3 if everywhere else 1):
         harness = harness_at(number)
         write_dead_letter(harness, "1-0")
@@ -138,7 +138,7 @@ def test_topic_delete_leaves_no_key(
     before = neighbour.dump()
     fill(harness_at)
 
-    run("topic", "delete", "access", "--yes", code=8)  # owned
+    run("topic", "delete", "access", "--yes", code=8)  # because the topic still has an owner
     done = document(run("topic", "delete", "access", "--yes", "--force", "--json"))
 
     assert (done["topic"], done["partitions"]) == ("access", 3)
@@ -222,9 +222,9 @@ def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
         "schedule_index",
         "schedule_places",
     }
-    # `source` is `stream` or `dlq`, by the group.
+    # `source` is `stream` or `dlq`, depending on the group.
     rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
-    # A new key belongs in the pattern, or in this list of exceptions.
+    # A new kind of key must be added either to the pattern or to this list of exceptions.
     assert len(rest) == len(built), sorted(rest)
 
 
@@ -255,7 +255,7 @@ def test_interrupted_topic_delete_can_be_repeated(
 def test_producers_leave_no_partial_topic_after_a_delete(
     run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys, server: Server
 ) -> None:
-    """One producer recreates the whole topic, and the other reports that it is gone."""
+    """One producer recreates the whole topic, and the other one reports that it is gone."""
     with Producer(server.url) as first, Producer(server.url, create=False) as second:
         for each in (first, second):
             for number in range(3):
@@ -320,7 +320,7 @@ def test_topic_views_write_nothing(
 
 
 def test_growth_to_the_current_count_changes_nothing(run: Run, harness_at: HarnessAt) -> None:
-    """The command must not ask for confirmation or warn that a topic cannot shrink."""
+    """The command neither asks for confirmation nor warns that a topic cannot shrink."""
     harness_at(0)
     said = run("topic", "grow", "access", "3").stdout
     assert said == "access already has 3 partitions, so nothing was changed\n"

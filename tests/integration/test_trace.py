@@ -1,4 +1,4 @@
-"""`trace`: the history of one message, in every possible state."""
+"""`trace` shows the history of one message, in every possible state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAILED = {
 
 @pytest.fixture
 def delivered_message(harness_at: HarnessAt) -> Harness:
-    """Deliver the message to an owner, with others around it."""
+    """A message that was delivered to an owner, with other messages around it."""
     harness = harness_at(0)
     harness.groups()
     for entry_id in ("999-0", "1000-0", "1001-0"):
@@ -48,7 +48,7 @@ def trace_group(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]
 
 
 def test_trace_shows_unread_pending_and_acknowledged(run: Run, harness_at: HarnessAt) -> None:
-    """`trace` shows the state of a message in the partition for each group."""
+    """`trace` shows for each group if the message is unread, pending or acknowledged."""
     harness, other = harness_at(0), harness_at(0, "agents")
     harness.groups()
     other.groups()
@@ -89,7 +89,7 @@ def test_trace_shows_unread_pending_and_acknowledged(run: Run, harness_at: Harne
 def test_trace_shows_a_running_message(
     run: Run, delivered_message: Harness, link: Connection, keys: Keys
 ) -> None:
-    """A message that its owner reports as running is shown as running."""
+    """A message is shown as running if its owner reports so."""
     link.run(
         members.heartbeat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0)
     )
@@ -112,7 +112,7 @@ def test_trace_shows_a_running_message(
 
 
 def test_trace_shows_a_message_blocked_in_place(run: Run, delivered_message: Harness) -> None:
-    """A message that blocks its partition is pending, with the time of its next run."""
+    """A message that blocks its partition is shown as pending, with the time of its next run."""
     harness = delivered_message
     due = harness.now_unix_ms() + 90_500
     harness.do("HSET", harness.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
@@ -124,9 +124,10 @@ def test_trace_shows_a_message_blocked_in_place(run: Run, delivered_message: Har
 
 
 def test_trace_shows_each_state_of_a_retry(run: Run, delivered_message: Harness) -> None:
-    """Its retries are found, even by their ids in the retry stream."""
+    """The retries of a message are found, even by their IDs in the retry stream."""
     harness = delivered_message
-    # The fields of a worker. Only its letters have class and message in separate fields.
+    # These are the fields that a worker writes. Only its dead letters have the class and the
+    # message of an error in separate fields.
     told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
     told[LAST_ERROR] = b"BankError: the card was\x1b[31m declined"
     call = messages.retry(harness.keys, harness.leased("t1"), [(b"m:1000-0", 60.0, told)])
@@ -155,7 +156,7 @@ def test_trace_shows_each_state_of_a_retry(run: Run, delivered_message: Harness)
 
 
 def test_trace_shows_a_dead_letter_and_its_replay(run: Run, delivered_message: Harness) -> None:
-    """A dead letter is named, and a replay to every group is found."""
+    """`trace` names the dead letter of a message, and finds a replay to every group."""
     harness = delivered_message
     letter = FAILED | {b"group": b"hits", b"reason": b"attempts", b"attempts": b"5"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0"}
@@ -181,7 +182,7 @@ def test_trace_shows_a_dead_letter_and_its_replay(run: Run, delivered_message: H
 def test_trace_shows_where_to_search_for_a_removed_entry(
     run: Run, delivered_message: Harness
 ) -> None:
-    """A removed entry is reported as gone, with the place to look next."""
+    """An entry that was removed is reported as gone, with the place to search next."""
     harness = delivered_message
     trim = harness.keys.trim("access", 0)
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0")
@@ -194,7 +195,7 @@ def test_trace_shows_where_to_search_for_a_removed_entry(
     said = run("trace", UID).stdout
     assert "not in the partition: trimmed, or never written" in said
     assert "archived (pass --archive DIR to find the file)" in said
-    # it is unknown if the partition ever contained it.
+    # It is unknown if the partition has ever contained this entry.
     between = document(run("trace", "access/0/1000-7", "--json"))
     assert (between["where"], between["written"]) == ("trimmed", None)
     assert [each["state"] for each in between["groups"]] == ["missing"]
@@ -209,7 +210,10 @@ def test_trace_shows_where_to_search_for_a_removed_entry(
 
 
 def test_trace_does_not_find_an_unwritten_message(run: Run, delivered_message: Harness) -> None:
-    """Retention alone proves nothing. If nothing was removed, a wrong digit is refused."""
+    """Retention alone does not prove that a message was written.
+
+    If nothing was removed, a wrong digit is refused.
+    """
     harness = delivered_message
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
     harness.do("HSET", harness.keys.trim("access", 0), "first", "999-0")
@@ -223,7 +227,10 @@ def test_trace_does_not_find_an_unwritten_message(run: Run, delivered_message: H
 
 
 def test_trace_reports_an_id_in_a_gap_as_unwritten(run: Run, delivered_message: Harness) -> None:
-    """Trimming takes the oldest, and the server keeps the greatest id that was deleted."""
+    """An ID in a gap was never written.
+
+    Trimming removes the oldest entries, and the server keeps the greatest ID that was deleted.
+    """
     harness = delivered_message
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
     if b"max-deleted-entry-id" not in harness.do("XINFO", "STREAM", harness.stream):
@@ -238,7 +245,7 @@ def test_trace_reports_an_id_in_a_gap_as_unwritten(run: Run, delivered_message: 
 
 
 def test_trace_counts_crashed_runs(run: Run, delivered_message: Harness) -> None:
-    """Runs that crashed are attempts too."""
+    """Runs that crashed also count as attempts."""
     harness = delivered_message
     letter = FAILED | {b"group": b"hits", b"reason": b"crashes", b"attempts": b"0"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0", b"crashes": b"3"}
@@ -250,7 +257,7 @@ def test_trace_counts_crashed_runs(run: Run, delivered_message: Harness) -> None
 def test_trace_finds_a_delayed_send_by_its_send_id(
     run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    """A message that is still to be written is found by its send id."""
+    """A message that is yet to be written is found by its send ID."""
     harness_at(0).groups()
     link.execute("HSET", keys.delayed_send_items("access", 0), "abc123", "x")
     due = harness_at(0).now_unix_ms() + 3_600_000
@@ -263,7 +270,7 @@ def test_trace_finds_a_delayed_send_by_its_send_id(
 
 
 def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, harness_at: HarnessAt) -> None:
-    """The value from the send always identifies the message."""
+    """The value that the send returned identifies the message at any time."""
     harness = harness_at(0)
     harness.groups()
     harness.add("1000-0", "payload", "hello", "sendId", "abc123")
@@ -273,7 +280,7 @@ def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, harness_at: Ha
 
 
 def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, harness_at: HarnessAt) -> None:
-    """The relay routes the row, so the search looks in every partition."""
+    """The relay chooses the partition of a row, so the search looks in every partition."""
     harness_at(0).groups()
     harness = harness_at(1)
     harness.groups()
@@ -308,7 +315,10 @@ def test_trace_finds_a_delayed_row_of_an_outbox(
 def test_trace_of_an_outbox_reports_its_limit(
     run: Run, harness_at: HarnessAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that was due late is found among the newest entries."""
+    """The search has a limit.
+
+    A row that was due late is still found if it is among the newest entries.
+    """
     monkeypatch.setattr(outbox_messages, "CALLS_MAX", 1)
     monkeypatch.setattr(outbox_messages, "NEWEST", 1)
     harness = harness_at(0)
@@ -388,12 +398,12 @@ def test_trace_shows_the_schedule_of_a_message(
 def test_trace_without_a_result_exits_with_its_code(
     run: Run, harness_at: HarnessAt, uid: str, code: int, text: str
 ) -> None:
-    """`trace` prints one sentence and exits with the documented code."""
+    """If there is no result, `trace` prints one sentence and exits with the documented code."""
     assert text in run("trace", uid, code=code).stderr
 
 
 def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, harness_at: HarnessAt) -> None:
-    """One group that cannot be read does not hide the others."""
+    """If one group cannot be read, the others are still shown."""
     harness_at(0).groups()
     harness_at(0, "agents").groups()
     harness_at(0).add("1000-0")
@@ -409,7 +419,7 @@ def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, harness_at: Harn
 def test_trace_reports_when_its_search_was_bounded(
     run: Run, harness_at: HarnessAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long stream is not read to its end."""
+    """`trace` reports that its search was bounded. It does not read a long stream to its end."""
     monkeypatch.setattr(admin, "CALLS_MAX", 1)
     harness = harness_at(0)
     harness.groups()
@@ -425,7 +435,7 @@ def test_trace_reports_when_its_search_was_bounded(
 def test_trace_refuses_a_missing_archive(
     run: Run, delivered_message: Harness, tmp_path: Any
 ) -> None:
-    """Reading an archive starts no Spark, and a missing archive is reported."""
+    """`trace` reports that the archive is missing. It starts no Spark to read one."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
     assert "is not an archive" in refused
 

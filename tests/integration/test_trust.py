@@ -1,7 +1,7 @@
-"""A lease that expires while a worker waits for Redis: no run starts before its renewal.
+"""If a lease expires while a worker waits for Redis, no run starts before the lease is renewed.
 
-Settling between two messages takes as long as the server needs. By then another owner may have
-the partition.
+Settling between two messages takes as long as the server needs. Another owner may have the
+partition by then.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_lease_expiring_during_a_slow_settle_delays_runs(
 
     def work(message: Message) -> None:
         begun.append(message.id)
-        worker.settler.since_ns = LONG_AGO  # a long run, settled before the next
+        worker.settler.since_ns = LONG_AGO  # as if a long run had to be settled before the next one
 
     def await_trust() -> int:
         looks.set()

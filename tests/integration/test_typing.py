@@ -1,4 +1,4 @@
-"""Typed commands and their output in a terminal: wrong words, short options, colors."""
+"""Commands typed in a terminal, and their output: wrong words, short options and colors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.support.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., Terminal]
-pytestmark = pytest.mark.slow  # a process for each command, in its own terminal
+pytestmark = pytest.mark.slow  # each command is a process in its own terminal
 ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture
 def run_in_terminal(file: Path, tmp_path: Path) -> Typed:
-    """Run the command in a terminal of 80 columns. `keys` are typed when `until` is shown."""
+    """Run the command in a terminal of 80 columns. `keys` are typed once `until` is shown."""
 
     def invoke(*args: str, code: int = 0, until: str = "", keys: str = "", **env: str) -> Terminal:
         command = [sys.executable, "-m", "streamqd", "--config", str(file), *args]
@@ -68,7 +68,7 @@ def run_in_terminal(file: Path, tmp_path: Path) -> Typed:
 def test_dlq_refuses_a_reason_that_does_not_exist(
     run: Run, harness_at: HarnessAt, verb: str, words: tuple[str, ...], told: list[str]
 ) -> None:
-    """A word that can match no dead letter is wrong usage, and the right words are named."""
+    """A word that matches no dead letter is a usage error, which names the right words."""
     write_dead_letter(harness_at(0), "1-0")
     result = run("dlq", verb, "access", *words, code=2)
     assert all(word in result.stderr for word in told)
@@ -87,7 +87,7 @@ def test_every_reason_is_documented_and_can_be_filtered(run: Run, harness_at: Ha
 def test_dlq_list_at_80_columns_shows_the_error(
     run_in_terminal: Typed, harness_at: HarnessAt
 ) -> None:
-    """At 80 columns, the message of the error is shown, without the module of its class."""
+    """At 80 columns, the list shows the message of the error, without the module of its class."""
     text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
     write_dead_letter(
         harness_at(1),
@@ -104,13 +104,13 @@ def test_dlq_list_at_80_columns_shows_the_error(
 
     shown = ANSI_COLOR.sub("", run_in_terminal("dlq", "list", "access").raw).replace("\r\n", "\n")
 
-    assert f"\n    {text}\n" in shown  # no room for both: the message is shown
+    assert f"\n    {text}\n" in shown  # there is no room for both, so the message is shown
     assert "\n    Short: no sum\n" in shown
     assert all(len(line) <= 80 for line in shown.split("\n"))
 
 
 def test_dlq_tries_include_crashed_runs(run: Run, harness_at: HarnessAt) -> None:
-    """A dead letter that killed two processes and failed once has three tries."""
+    """A dead letter that killed two processes and failed once has been tried three times."""
     write_dead_letter(
         harness_at(0),
         "1-0",
@@ -125,7 +125,7 @@ def test_dlq_tries_include_crashed_runs(run: Run, harness_at: HarnessAt) -> None
 
 
 def test_error_of_a_retry_fits_80_columns(run_in_terminal: Typed, harness_at: HarnessAt) -> None:
-    """A terminal shows the whole error of a retry, not only its class."""
+    """At 80 columns, the whole error of a retry fits, not only its class."""
     harness = harness_at(0)
     harness.groups()
     harness.add("1795379457027-0", "payload", "x", "key", "customer-4711")
@@ -171,14 +171,14 @@ def test_group_state_fits_80_columns(run_in_terminal: Typed, harness_at: Harness
 def test_malformed_input_exits_2_everywhere(
     run: Run, harness_at: HarnessAt, words: tuple[str, ...]
 ) -> None:
-    """Malformed input is wrong usage (exit code 2) for every command."""
+    """Malformed input is a usage error (exit code 2) of every command."""
     harness_at(0).groups()
     result = run(*words, code=2)
     assert "Error: " in result.stderr
 
 
 def test_every_command_refuses_a_missing_partition(run: Run, harness_at: HarnessAt) -> None:
-    """Every command rejects a partition beyond the last."""
+    """Every command rejects a partition that is beyond the last one."""
     harness_at(0).groups()
     for words in (
         ("tail", "access"),
@@ -195,7 +195,7 @@ def test_every_command_refuses_a_missing_partition(run: Run, harness_at: Harness
 def test_error_without_a_terminal_names_the_option(
     run: Run, harness_at: HarnessAt, link: Connection
 ) -> None:
-    """A command that would ask names the option that answers."""
+    """Without a terminal, a command that would ask a question names the option that answers it."""
     write_dead_letter(harness_at(0), "1-0")
     assert "not a terminal; pass --yes" in run("dlq", "purge", "access", "--all", code=8).stderr
     assert link.execute("XLEN", harness_at(0).dlq) == 1
@@ -215,7 +215,7 @@ def payloads(
 def test_produce_accepts_a_payload_argument(
     run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    """`produce TOPIC PAYLOAD` sends one message with any content."""
+    """`produce TOPIC PAYLOAD` sends one message, whatever its content."""
     harness_at(0)
     run("produce", "access", '{"id": 1}\n\nend', "--key", "k", "--format", "lines")
     run("produce", "access", "")
@@ -227,7 +227,7 @@ def test_produce_accepts_a_payload_argument(
 def test_produce_reads_standard_input_by_default(
     run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    """Without a payload and --from, lines come from standard input."""
+    """Without a payload and without --from, `produce` reads lines from standard input."""
     harness_at(0)
     run("produce", "access", typed="one\ntwo\n")
     run("produce", "access", "--from", "-", typed="three\n")
@@ -237,7 +237,10 @@ def test_produce_reads_standard_input_by_default(
 def test_produce_does_not_create_a_misspelled_topic(
     run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
-    """Without a terminal, a new topic needs `--create`, and a similar name is suggested."""
+    """Without a terminal, a new topic needs `--create`.
+
+    The error suggests a topic with a similar name.
+    """
     harness_at(0)
     told = run("produce", "acess", "x", code=8).stderr
     assert "acess does not exist (did you mean access?); not a terminal: pass --create" in told
@@ -258,7 +261,7 @@ def test_produce_does_not_create_a_misspelled_topic(
 def test_produce_creates_a_configured_topic(
     run: Run, file: Path, server: Server, link: Connection, keys: Keys, section: dict[str, object]
 ) -> None:
-    """The first message creates a topic that the configuration names."""
+    """The first message creates the topic, because the configuration names it."""
     file.write_text(file.read_text() + "\n" + toml(section))
     run("produce", "orders", "x")
     assert payloads(link, keys, "orders", 2) == [b"x"]
@@ -268,7 +271,7 @@ def test_produce_creates_a_configured_topic(
 def test_produce_on_a_terminal_confirms_a_new_topic(
     run_in_terminal: Typed, store: Store, answer: str, code: int, there: list[str]
 ) -> None:
-    """On a terminal, the command asks before it creates a topic."""
+    """In a terminal, `produce` asks before it creates a topic."""
     asked = "Create topic orders?"
     shown = run_in_terminal(
         "produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code
@@ -280,7 +283,7 @@ def test_produce_on_a_terminal_confirms_a_new_topic(
 def test_produce_reads_lines_typed_into_a_terminal(
     run_in_terminal: Typed, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    """In a terminal, lines are read until Ctrl-D."""
+    """In a terminal, `produce` reads lines until Ctrl-D."""
     harness_at(0)
     run_in_terminal("produce", "access", until="finish with Ctrl-D", keys="one\ntwo\n\x04")
     assert payloads(link, keys) == [b"one", b"two"]
@@ -292,7 +295,7 @@ def test_produce_reads_lines_typed_into_a_terminal(
 def test_tail_since_shows_messages_from_that_time(
     run: Run, harness_at: HarnessAt, link: Connection
 ) -> None:
-    """`tail --since` shows all messages written since then, the oldest first."""
+    """`tail --since` shows all messages that were written since then, with the oldest first."""
     now = server_unix_ms(link)
     for number in range(250):
         harness_at(number % 3).add(f"{now - 1_000_000 + number}-0", "payload", f"new {number}")
@@ -310,7 +313,7 @@ def test_tail_since_shows_messages_from_that_time(
 def test_tail_since_can_be_combined_with_follow(
     run_in_terminal: Typed, harness_at: HarnessAt, link: Connection
 ) -> None:
-    """--since and --follow together miss nothing and show nothing twice."""
+    """Together, --since and --follow miss no message and show none twice."""
     now = server_unix_ms(link)
     harness_at(0).add(f"{now - 5000}-0", "payload", "before")
     terminal = run_in_terminal(
@@ -374,7 +377,10 @@ def test_pipes_and_json_have_no_colors(
 
 @pytest.fixture
 def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Return the completions that `shell` offers for the last word. No other output is allowed."""
+    """A function that returns the shell's completions for the last word.
+
+    The shell may print nothing else.
+    """
 
     def ask(*words: str, shell: str = "bash", config: Path = file) -> list[str]:
         line = ["streamqd", "--config", str(config), *words]
@@ -401,7 +407,7 @@ def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
 def test_shell_completion_answers_each_shell(
     complete: Callable[..., list[str]], harness_at: HarnessAt, shell: str
 ) -> None:
-    """Topics complete in bash, zsh and fish, through the process that the shell starts."""
+    """In bash, zsh and fish, topics are completed by the process that the shell starts."""
     harness_at(0)
     assert complete("tail", "ac", shell=shell) == ["access"]
 
@@ -409,9 +415,9 @@ def test_shell_completion_answers_each_shell(
 def test_shell_completion_completes_names(
     file: Path, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    """Topics, groups and instances complete. Invalid names never reach the shell.
+    """Topics, groups and instances are completed. Invalid names never reach the shell.
 
-    The arguments of `why` complete like those of other commands.
+    The arguments of `why` are completed like those of other commands.
     """
     harness_at(0).groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3)
@@ -444,7 +450,7 @@ def test_shell_completion_completes_names(
     assert offered("scale", "access/") == ["access/hits"]
     assert offered("prod") == ["produce"]
 
-    # a `--config` after the command counts, ahead of one before it.
+    # A `--config` after the command takes precedence over one before it.
     late = BashComplete(cli, {"obj": Session()}, "streamqd", "_STREAMQD_COMPLETE")
     for words in (["tail", "--config", str(file)], ["-c", "no.toml", "tail", "-c", str(file)]):
         assert [each.value for each in late.get_completions(words, "ac")] == ["access"]
@@ -453,7 +459,7 @@ def test_shell_completion_completes_names(
 def test_shell_completion_does_not_block_without_a_server(
     complete: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """With a silent or missing server, completion returns nothing within its time limit."""
+    """If a server is silent or missing, completion returns nothing within its time limit."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -463,7 +469,7 @@ def test_shell_completion_does_not_block_without_a_server(
         assert complete("prod", config=file) == ["produce"]
         started = time.monotonic()
         assert complete("tail", "", config=file) == []
-        # The rest of the time, mostly the start of Python, is the same.
+        # Everything else takes the same time, mostly the start of Python.
         assert time.monotonic() - started < 2 * (started - plain) + 1.0 + 5.0
     assert complete("tail", "", config=file) == []
     assert complete("tail", "", config=tmp_path / "none.toml") == []

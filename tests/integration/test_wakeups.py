@@ -1,4 +1,4 @@
-"""A worker in a long poll reacts immediately to other requests."""
+"""A worker that is in a long poll reacts immediately to other requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reclaim_request_interrupts_the_long_poll(
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(turns, "BLOCK_SECONDS", 600.0)  # longer than the timeout of the life
+    monkeypatch.setattr(turns, "BLOCK_SECONDS", 600.0)  # longer than the timeout of this life
     harness = Harness(link, keys)
     harness.groups()
     harness.own("t1")
@@ -64,7 +64,10 @@ def test_reclaim_request_interrupts_the_long_poll(
 def test_reads_of_other_clients_interrupt_the_poll_once(
     link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
-    """The poll must not return each time because of entries that other consumers have read."""
+    """Reads of other clients interrupt the poll only once.
+
+    It must not return each time because of entries that other consumers have already read.
+    """
     harness = Harness(link, keys)
     harness.groups()
     harness.own("t1")
@@ -85,7 +88,7 @@ def test_reads_of_other_clients_interrupt_the_poll_once(
             link.execute("EXEC")
             wait_until(waits, what="it waits again")
         unread.append(slot.counter("round_trips") - before)
-        link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # as a server that becomes a replica
+        link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # as when a server becomes a replica
         wait_until(waits, what="it waits after all")
         harness.add("9-0", "payload", "x", stream=stream)
 
@@ -102,7 +105,7 @@ def test_reads_of_other_clients_interrupt_the_poll_once(
 def test_supervisor_keeps_its_subscription_after_a_wake_up(
     link: Connection, server: Server
 ) -> None:
-    """A published wake-up must not cause a reconnect."""
+    """The supervisor keeps its subscription. A published wake-up is no reason to reconnect."""
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.listen(time.monotonic(), 5.0)
     assert not listener.drain()
@@ -119,18 +122,21 @@ def test_wake_up_with_the_subscription_reply_is_noticed(
     server = new_server()
     with contextlib.closing(connect(server.settings, timeout=5.0, name="test:other")) as other:
         other.open()
-        # The server may read the other connection first. Then the wake-up reaches no subscriber.
+        # If the server reads the other connection first, the wake-up reaches no subscriber.
         tries = (publish_after_subscribing(server, other) for _ in range(20))
         assert next(heard for got, heard in tries if got) is True
 
 
 def publish_after_subscribing(server: ProcessServer, other: Connection) -> tuple[int, bool]:
-    """Publish a wake-up right after a subscription. Return its receivers, and True if heard."""
+    """Publish a wake-up right after a subscription.
+
+    Return its number of receivers, and True if it was heard.
+    """
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.link.open()
 
     def unread() -> int:
-        """Return the number of the listener's bytes that the server has not read."""
+        """Return how many bytes of the listener the server has not read."""
         size = array.array("i", [0])
         fcntl.ioctl(listener.link.node.socket(), termios.TIOCOUTQ, size)
         return size[0]
@@ -151,7 +157,7 @@ def publish_after_subscribing(server: ProcessServer, other: Connection) -> tuple
 
 
 def test_instance_checks_the_fleet_after_subscribing(server: Server, link: Connection) -> None:
-    """It may have missed earlier wake-ups."""
+    """An instance checks the fleet after it subscribes, because it may have missed wake-ups."""
     settings = Settings(
         redis=server.settings,
         daemon=Daemon(instance="west-1", lease_ttl=60.0),

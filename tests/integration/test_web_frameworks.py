@@ -1,4 +1,4 @@
-"""The producer and the outbox in FastAPI, Starlette and Flask, on a real server."""
+"""The producer and the outbox work in FastAPI, Starlette and Flask, on a real server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server, free_port
 
-# A foreign key that is checked at the commit.
+# This foreign key is checked only at the commit.
 LATE = (
     "CREATE TABLE late (id INTEGER PRIMARY KEY,"
     " other INTEGER REFERENCES late (id) DEFERRABLE INITIALLY DEFERRED)"
@@ -43,7 +43,7 @@ def make_settings(server: Server) -> dict[str, Any]:
 
 
 def read_payloads(link: Connection) -> list[Any]:
-    """Return the payloads of the topic `orders`."""
+    """Return the payloads in the topic `orders`."""
     entries = link.execute("XRANGE", Keys().stream("orders", 0), "-", "+")
     return [json.loads(fields[fields.index(b"payload") + 1]) for _, fields in entries]
 
@@ -82,7 +82,7 @@ def test_fastapi_returns_503_while_redis_is_unavailable() -> None:
 
 
 def test_starlette_mounts_share_the_producer(server: Server, link: Connection) -> None:
-    """An application with its own lifespan adds the state of `producer_lifespan` to its own."""
+    """An application that has its own lifespan adds the state of `producer_lifespan` to it."""
     opened = producer_lifespan(make_settings(server))
 
     @asynccontextmanager
@@ -169,7 +169,10 @@ def test_flask_setting_is_checked_at_the_start() -> None:
 def test_fastapi_function_scope_commits_before_the_response(
     tmp_path: Path, scope: Literal["function"] | None, status: int
 ) -> None:
-    """Without the scope, the client gets 201 although the commit fails."""
+    """The commit comes before the response.
+
+    Without the scope, the client would get 201 although the commit fails.
+    """
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
     outbox = Outbox(settings=config.Settings())
 
@@ -194,7 +197,7 @@ def test_fastapi_function_scope_commits_before_the_response(
 
     @app.post("/orders", status_code=201)
     async def create(session: AsyncSession = Depends(transaction, scope=scope)) -> str:  # noqa: B008
-        await session.execute(text("INSERT INTO late VALUES (1, 2)"))  # the commit refuses it
+        await session.execute(text("INSERT INTO late VALUES (1, 2)"))  # the commit refuses this row
         return await outbox.send_async(session, "orders", {})
 
     with TestClient(app, raise_server_exceptions=False) as client:

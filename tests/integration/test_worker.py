@@ -1,4 +1,4 @@
-"""A single worker on a real server. The tests act as its supervisor."""
+"""A single worker on a real server, with the tests acting as its supervisor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 TTL = 60.0
 
-# The handler executes its payload and records the events in a Redis list.
+# The handler executes its payload and records its events in a Redis list.
 HANDLER = """
 import os, threading, time
 from pathlib import Path
@@ -148,7 +148,7 @@ class Bench:
         return [line.decode() for line in self.harness.do("LRANGE", "told", 0, -1)]
 
     def runs(self, *words: str) -> list[str]:
-        """Return the ids of started runs, in order."""
+        """Return the IDs of the runs that have started, in order."""
         known = ("ok", "gate", "fail", "dead", "exit", "crawl")
         return [
             line.split()[1] for line in self.handler_lines() if line.split()[0] in (words or known)
@@ -161,7 +161,7 @@ class Bench:
         )
 
     def wait_idle(self) -> None:
-        """Wait until everything is read and acknowledged."""
+        """Wait until everything has been read and acknowledged."""
 
         def idle() -> bool:
             call = messages.snapshot(self.harness.keys, ASSIGNMENT)
@@ -197,7 +197,7 @@ def bench(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Itera
 
 
 def add(bench: Bench, *words: str, first: int = 1, stream: str = "") -> list[str]:
-    """Write messages with the ids 1-1, 2-1 …, and return the ids."""
+    """Write messages with the IDs 1-1, 2-1 …, and return these IDs."""
     ids = [f"{number}-1" for number in range(first, first + len(words))]
     for entry_id, word in zip(ids, words, strict=True):
         bench.harness.add(entry_id, "payload", word, stream=stream)
@@ -230,7 +230,7 @@ def test_worker_handles_messages_until_stopped(bench: Bench):
     "consumer", [{}, {"concurrency": 4}, {"handler": "work:go_many", "batch": 3}]
 )
 def test_delays_start_at_the_time_of_the_entry(bench: Bench, consumer: dict[str, Any]):
-    """By the server's clock, the delays are 3 minutes and at most 50 ms. No retry is counted."""
+    """By the server's clock, five delays are 3 minutes and one is short. A retry is not counted."""
     seconds, micros = bench.harness.do("TIME")
     old = int(seconds) * 1_000 + int(micros) // 1_000 - 180_000
     for number in range(5):
@@ -250,7 +250,7 @@ def test_delays_start_at_the_time_of_the_entry(bench: Bench, consumer: dict[str,
 
 def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):
     ids = add(bench, "gate", *["ok"] * 20)
-    # Fetched together, because the group has read them before.
+    # One read fetches all of them, because the group has read them before.
     bench.harness.fetch(30)
     bench.start()
     bench.wait_handler_line("gate")
@@ -283,7 +283,7 @@ def test_untrusted_lease_starts_nothing(bench: Bench):
     (entry,) = add(bench, "ok")
     bench.start(trusted=False)
     wait_until(lambda: bench.pending() == [entry], what="it is fetched")
-    # It checks the time every 50 ms and must see an untrusted lease several times.
+    # The worker checks the time every 50 ms, and has to see an untrusted lease several times.
     seen = now_ns()
     wait_until(lambda: now_ns() - seen > 200e6, what="some looks")
     assert bench.runs() == []
@@ -350,7 +350,7 @@ def test_inherited_entries_are_marked_before_their_runs(bench: Bench):
     ids = add(bench, "gate", "ok")
     bench.harness.fetch(10)
     bench.harness.do("DEL", bench.harness.lease)
-    bench.own("t2")  # without a release by t1
+    bench.own("t2")  # t1 has not released the assignment
     bench.start()
     bench.wait_handler_line("gate")
     fence = dict(zip(*[iter(bench.harness.do("HGETALL", bench.harness.fence))] * 2, strict=True))
@@ -420,7 +420,7 @@ def test_missing_entries_are_settled_and_counted(bench: Bench):
 
 
 def test_acknowledgment_by_another_client_is_tolerated(bench: Bench):
-    """The message still runs, and acknowledges nothing."""
+    """The message still runs, and its own acknowledgment has no effect."""
     (entry,) = add(bench, "gate")
     bench.start()
     bench.wait_handler_line("gate")
@@ -439,11 +439,12 @@ def test_reclaim_flag_makes_the_worker_claim_idle_entries(bench: Bench):
     bench.start(reclaim_idle="1h")
     wait_until(lambda: bench.slot.reclaim_done == 1, what="it has looked")
     assert bench.runs() == [], "not idle for long enough"
-    # As if an hour had passed, because a short time may pass before the worker checks.
+    # Make the entries look idle for an hour, because a short time may pass before the worker
+    # checks.
     aged = ("XCLAIM", bench.harness.stream, ASSIGNMENT.group, "legacy", 0, *ids, "IDLE", 3_600_000)
     bench.harness.do(*aged, "JUSTID")
     bench.slot.reclaim_requested = 2
-    add(bench, "ok", first=9)  # wakes it
+    add(bench, "ok", first=9)  # wakes the worker
     bench.wait_idle()
     assert sorted(bench.runs()) == sorted([*ids, "9-1"])
     wait_until(lambda: bench.slot.reclaim_done == 2, what="the flag is down")
@@ -460,7 +461,8 @@ def test_superseded_worker_exits_without_changes(bench: Bench, word: str):
     bench.harness.fetch(10)
     bench.start(trusted=False)
     wait_until(lambda: bench.slot.in_flight == 4, what="it has listed them")
-    # It holds them and waits. When it may continue, another instance owns them.
+    # The worker holds the messages and waits. By the time it may continue, another instance owns
+    # them.
     call = leases.refence(bench.harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", [])
     assert bench.link.run(call).word == "OK"
     before = {key: value for key, value in bench.harness.dump().items() if key != b"told"}
@@ -499,7 +501,7 @@ def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
 
 
 def test_failing_on_start_is_a_failed_boot(bench: Bench):
-    """An error of `on_start` contains the file and the line."""
+    """If `on_start` fails, the boot fails with an error that contains the file and the line."""
     (bench.folder / "refuse").touch()
     add(bench, "ok")
     bench.start()
@@ -533,7 +535,7 @@ def test_soft_limit_raises_in_its_own_run(bench: Bench):
     bench.start(timeout="1s", max_attempts=1)
     bench.wait_handler_line("crawl")
     assert bench.child is not None
-    # The supervisor names the run, and a signal for another run is ignored.
+    # The supervisor names the run, so that a signal for another run is ignored.
     bench.slot.soft_kill_seq = bench.slot.run_seq + 1
     bench.child.signal(signal.SIGUSR1)
     assert [entry.place for entry in bench.slot.running] == [b"m:" + ids[0].encode()]

@@ -1,6 +1,6 @@
-"""Faults of handlers, servers and other clients, and a worker's protection against them.
+"""A worker protects itself against faults of handlers, servers and other clients.
 
-Workers run here in the test's own process: see tests/support/life.py.
+The workers here run in the process of the test: see tests/support/life.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.life import Life
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import wait_until
 
-WIDE = 4500  # fields, which with their values exceed a script's limit for one command
+WIDE = 4500  # fields; with their values, they exceed a script's limit for one command
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def add_wide(harness: Harness, entry_id: str) -> None:
 
 
 def dead_letters_by_message(harness: Harness) -> dict[bytes, dict[str, bytes]]:
-    """Return dead letters by the id of their message."""
+    """Return the dead letters by the ID of their message."""
     found = harness.state().get("dlq")
     return {letter["originalId"]: letter for letter in found.entries.values()} if found else {}
 
@@ -82,7 +82,7 @@ def test_too_wide_entry_is_dead_lettered_in_part(harness: Harness, life: Life):
 
 @pytest.mark.parametrize("body", ["hash", "none"])
 def test_wide_entry_without_a_body_becomes_a_dead_letter(harness: Harness, life: Life, body: str):
-    """The fields that replace a body fit into one call, for any number of fields."""
+    """The fields that replace a body fit into one call, no matter how many fields the entry has."""
     add_wide(harness, "1-0")
     harness.add("2-0")
     life.run(life.worker("t1", max_messages=2, max_attempts=1, dlq_body=body), fail_bad)
@@ -133,7 +133,7 @@ class Quits(Exception):  # noqa: N818
 
 class Hurried(Retry):
     def __init__(self) -> None:
-        """Skip the attributes that `Retry` needs."""
+        """Leave out the attributes that `Retry` needs."""
 
 
 class Vague(Retry):
@@ -144,7 +144,7 @@ class Vague(Retry):
 
 class Hidden(Retry):
     def __init__(self) -> None:
-        """Set an attribute that cannot be read."""
+        """Define an attribute that cannot be read."""
 
     @property
     def after(self) -> float:  # type: ignore[override]
@@ -239,7 +239,10 @@ def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlo
 def test_delays_are_judged_after_a_slow_settlement(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
-    """Otherwise, a slow reply of Redis before a start would not count as a delay."""
+    """Delays are judged after the settlement.
+
+    Otherwise, a slow reply of Redis before a start would not count as a delay.
+    """
     settled, judged = [], []
     settle_first, choose_note = RunPace.settle_first, RunStarts.choose_note
 
@@ -254,7 +257,7 @@ def test_delays_are_judged_after_a_slow_settlement(
     def work(_message: Message) -> None:
         until = time.monotonic() + 0.005
         while time.monotonic() < until:
-            pass  # not a quick run, so its acknowledgment does not wait for the next one
+            pass  # a slow run's acknowledgment does not wait for the next one
 
     monkeypatch.setattr(RunPace, "settle_first", settle)
     monkeypatch.setattr(RunStarts, "choose_note", judge)
@@ -269,7 +272,7 @@ def test_delays_are_judged_after_a_slow_settlement(
 def test_failed_entries_of_two_reads_are_read_together(
     harness: Harness, slot: WorkerSlot, listed: bool, reads: int
 ):
-    """Other entries may lie between listed ones, and each listed entry is still found."""
+    """Failed entries are read together. Each is found, even if other entries lie between them."""
     places = harness.pending("1-0", "2-0")
     settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
     for place in places:
@@ -287,7 +290,7 @@ def test_failed_entries_of_two_reads_are_read_together(
 def test_settler_acknowledges_counted_entries_in_parts(
     harness: Harness, slot: WorkerSlot, count: int
 ):
-    """Acknowledgments that clear counters go in calls of a bounded length."""
+    """Acknowledgments that clear counters are split into calls of a bounded length."""
     slot.open_table(LANES_MAX)
     ids = [f"{number}-0" for number in range(1, count + 1)]
     places = harness.pending(*ids)
@@ -374,7 +377,7 @@ def test_reclaimed_entries_respect_the_held_limit(harness: Harness, life: Life, 
     most = 0
 
     def sleep(seconds: float) -> None:
-        if seconds:  # the worker waits for room
+        if seconds:  # the worker is waiting for room
             life.stop()
             worker.channel.check()
 
@@ -415,7 +418,7 @@ def test_parked_inherited_entries_are_bounded(harness: Harness, life: Life, slot
 
 @pytest.mark.fault("F21")
 def test_acknowledgments_are_sent_with_full_memory(harness: Harness, life: Life):
-    """Only the acknowledgments can free the missing memory."""
+    """Acknowledgments are sent even with full memory, because only they can free memory."""
     harness.add("1-0", "payload", "bad", stream=harness.retry)
     harness.add("1-0")
     worker = life.worker("t1", prefetch_max=1)
@@ -470,7 +473,7 @@ def test_outdated_session_reconnects_and_keeps_the_assignment(
     def work(message: Message) -> None:
         runs.append(message.id)
         if message.id == "1-0":
-            # A copy of an earlier `recover` arrives late.
+            # A copy of an earlier `recover` call arrives late.
             harness.do("HSET", harness.fence, "session", "late")
 
     assert life.run(life.worker("t1", max_messages=3), work) == ExitCode.RECYCLE
@@ -505,7 +508,10 @@ def test_server_clock_is_reread_after_its_interval(harness: Harness, life: Life)
 @pytest.mark.fault("F25")
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_message_trimmed_during_its_run_is_settled(harness: Harness, life: Life, attempts: int):
-    """Only this process has the body. A successor would find a missing entry."""
+    """If a message is trimmed during its run, it is still settled.
+
+    Only this process has the body, and a successor would find a missing entry.
+    """
     harness.add("1-0", "payload", "precious")
 
     def work(message: Message) -> None:
@@ -546,13 +552,16 @@ def test_run_settles_on_a_new_connection_if_the_old_hangs(
     concurrency: int,
     end: Exception | None,
 ):
-    """Otherwise, the failure would be lost, and the next owner would not count it."""
+    """The run settles on a new connection.
+
+    Otherwise, its failure would be lost, and the next owner would not count it.
+    """
     harness.add("1-0")
     life = new_life(proxy.url)
     worker = life.worker("t1", max_messages=1, concurrency=concurrency)
     if worker.settler.link is not worker.link:
         worker.settler.link.open()
-        proxy.deafen()  # the connection that the worker reads over is not open yet
+        proxy.deafen()  # this is not yet the connection that the worker reads from
 
     def work(_message: Message) -> object:
         if worker.settler.link is worker.link:
@@ -568,7 +577,10 @@ def test_run_settles_on_a_new_connection_if_the_old_hangs(
 def test_exiting_worker_tries_an_unreachable_server_only_once(
     new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    """Otherwise, the exit of a worker would take twice the timeout of a connection."""
+    """A worker that exits tries only once.
+
+    Otherwise, its exit would take twice the timeout of a connection.
+    """
     settler = new_life(proxy.url).worker("t1").settler
     settler.ack(b"1-0", 0, 1, retried=False, has_counters=False)
     proxy.refusing = True
@@ -582,7 +594,7 @@ def test_exiting_worker_tries_an_unreachable_server_only_once(
 
 
 def test_inherited_entries_run_in_order_over_all_pages(harness: Harness, life: Life):
-    """Both streams are merged by id, for any number of entries."""
+    """Inherited entries of both streams are merged by ID, no matter how many pages they fill."""
     main = [f"{2 * number}-0" for number in range(1, 201)]
     retried = [f"{number}-0" for number in (3, 5, 301, 303, 399, 900)]
     for entry_id in main:
@@ -634,7 +646,7 @@ def test_soft_limit_is_raised_once_per_run(harness: Harness, life: Life, slot: W
 
 
 def test_late_soft_limit_stays_within_its_run(harness: Harness, life: Life, slot: WorkerSlot):
-    """The exception may be raised at the first instruction of `finally`."""
+    """The limit stays in its run, even if it is raised at the first instruction of `finally`."""
     harness.add("1-0", "payload", "bad")
     worker = life.worker("t1", max_messages=1, timeout=1.0)
     flags = [True]
