@@ -16,10 +16,10 @@ PAGE = 256
 def adopt(
     keys: Keys, assignment: Assignment, source: str, cursor: str = BEGIN, count: int = PAGE
 ) -> Call:
-    """Take over one page of the entries that other clients have left pending.
+    """Build a call that takes over one page of the entries that other clients left pending.
 
-    `source` is "m" for the partition stream or "r" for the retry stream. To get the next page, pass
-    the cursor that the previous one returned.
+    `source` is "m" for the partition stream or "r" for the retry stream. To take over the next
+    page, pass the cursor that the previous call returned.
     """
     stream = keys.source(*assignment) if source == "m" else keys.retry_stream(*assignment)
     return scripts.get("message_adopt").call(

@@ -103,10 +103,10 @@ class Connection:
         return scripts.reply(call, raw)
 
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
-        """Run scripts in one write.
+        """Run scripts whose calls are sent in one write, and return their replies in call order.
 
         Do not rely on the order of execution. If the server has not loaded a script yet (NOSCRIPT),
-        that call is sent again with its source, and so runs after the other calls. Raises
+        that call is sent again with its source, and therefore runs after the other calls. Raises
         RedisUnavailableError, ContractError.
         """
         answers: list[Reply | RedisResponseError | ContractError] = require_all(
@@ -267,7 +267,7 @@ def server_facts(link: Connection) -> ServerFacts:
     product = "valkey" if "valkey_version" in info else "redis"
     mode = info.get("server_mode") or info.get("redis_mode", "standalone")
     if isinstance(time_raw, RedisResponseError):
-        if mode != "sentinel":  # sentinels do not support the command
+        if mode != "sentinel":  # sentinels do not support TIME, so their error is ignored
             raise time_raw
         time_raw = (0, 0)
     memory_limit = 0

@@ -71,9 +71,9 @@ class _NodeBatch:
 
 
 class Cluster:
-    """The masters of a cluster. It has the same interface as a `Node`.
+    """The route to all masters of a cluster, with the same interface as a `Node`.
 
-    The connection to each master is opened when it is first used.
+    The connection to a master is opened when a command first needs it.
     """
 
     def __init__(self, options: ConnectionOptions, discovery: TopologyDiscovery) -> None:

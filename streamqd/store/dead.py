@@ -1,7 +1,8 @@
 """Script calls that replay dead letters, move them to another slot, and delete them.
 
 The administration and the housekeeper's retention use these calls. Dead letters are deleted one by
-one with XDEL, because some servers cannot load a stream that was also trimmed.
+one with XDEL, and the stream is never trimmed with XTRIM, because some servers cannot load a
+snapshot of a stream that both commands have changed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
 from streamqd.store.scripts import Call, Reply
 
-DELIVER_MAX = 4_000  # most names and values of a dead letter that can be moved to another slot
+# A dead letter with more names and values than this cannot be moved to another slot.
+DELIVER_MAX = 4_000
 
 
 def replay(
@@ -67,7 +69,7 @@ class Marked(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Marked:
-        """Parse the reply OK of `mark`. The age is 0 if the clock was set back in the meantime."""
+        """Parse the reply OK of `mark`. The age is 0 if the clock was set back since the mark."""
         target, age = reply.values
         age_ms = untrusted.integer(age, "a mark of a move", low=-untrusted.INTEGER_MAX)
         return cls(untrusted.label(target), max(0, age_ms) / 1000)
@@ -131,7 +133,7 @@ def purge(
 ) -> Call:
     """Delete the dead letters with these IDs.
 
-    With `archived_only`, dead letters that are not archived yet are kept.
+    If `archived_only` is True, dead letters that are not archived yet are kept.
     """
     if len(dead_letter_ids) > PLACES_MAX:
         raise ContractError(
@@ -154,7 +156,7 @@ def purge_before(
 ) -> Call:
     """Delete up to `count` dead letters with IDs below `before`, oldest first.
 
-    With `archived_only`, dead letters that are not archived yet are kept.
+    If `archived_only` is True, dead letters that are not archived yet are kept.
     """
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} dead letters before {before!r}")

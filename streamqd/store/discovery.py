@@ -55,7 +55,8 @@ class TopologyDiscovery:
         self._timeout = min(options.timeout, options.settings.connect_timeout)
         self._endpoint = endpoint
         self._order = list(where.addresses)
-        # Attempts are limited here only if those of the connection itself are limited too.
+        # `Attempts` gives up early on a node that is slow to answer. Use it only if the connection
+        # does the same (`probe_after`). Otherwise, a node may use its whole share of the time.
         self._attempts = None if options.probe_after is None else Attempts()
 
     def prefer(self, address: Address) -> None:
@@ -68,9 +69,10 @@ class TopologyDiscovery:
             self._order = [*(each for each in self._order if each != address), address]
 
     def add(self, addresses: Sequence[Address]) -> None:
-        """Replace the known nodes by these nodes. The configured nodes always remain known.
+        """Make these nodes, in addition to the configured ones, the nodes to ask from now on.
 
-        Nodes that were already known keep their position in the order.
+        Any other node is forgotten. Nodes that were already known keep their place in the order,
+        and new ones are added at the end.
         """
         kept = {*addresses, *self.where.addresses}
         new = [each for each in addresses if each not in self._order]
@@ -81,9 +83,10 @@ class TopologyDiscovery:
     ) -> _T:
         """Send a command to one node after another until one gives a usable answer.
 
-        `read` receives each reply and the address of the node. It returns None if the node cannot
-        answer the question. Its first other result is returned. No node is asked after `end`
-        (monotonic). Raises RedisUnavailableError with `sent=False` if there is no usable answer.
+        `read` receives each reply and the address of the node. If it returns None, the node could
+        not answer the question, and the next node is asked. Any other result ends the search and is
+        returned. No node is asked after `end` (monotonic). Raises RedisUnavailableError with
+        `sent=False` if there is no usable answer.
         """
         trouble: list[str] = []
         for address, seconds in self._time_slices(end):
@@ -142,7 +145,8 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
         str(where),
         find,
         verify=_verify_master,
-        # If a master has lost its replicas, the sentinels may already have replaced it.
+        # If a master has lost its replicas, the sentinels may already have replaced it. Ask them
+        # again then.
         not_executed=NOT_EXECUTED | {RefusalKind.NO_REPLICAS},
         connect_seconds=settings.connect_timeout,
     )

@@ -4,10 +4,10 @@
     MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole if the fence changed
     WATCH fence; HGET fence token                       prepares the next round
 
-EXEC does nothing if the fence has changed since the WATCH. At that time, the worker still owned the
-assignment, because the HGET after the WATCH returned its token. A script that compares the token
-first would give the same guarantee, but a native read is cheaper. To save time, bytes pass directly
-between the socket and hiredis, without intermediate objects.
+A round is therefore executed only if the worker still owns the assignment: the HGET has returned
+the worker's token, and EXEC does nothing if the fence has changed since the WATCH before it. A
+script that compares the token first would give the same guarantee, but a native read is cheaper. To
+save time, bytes pass directly between the socket and hiredis, without intermediate objects.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class Fetcher:
         return FetchResult(True, owned, acked, retried, main, "", received, reported)
 
     def _last_entries(self, poll: Any) -> tuple[bytes, bytes]:
-        # A nil reply means that the time is up. An error means that the server has unblocked its
-        # clients, which happens when a master becomes a replica.
+        # A nil reply means that no entry arrived in time. An error means that the server has
+        # unblocked its clients, which it does when it turns from a master into a replica.
         found = {name: entries[0][0] for name, entries in poll} if isinstance(poll, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 

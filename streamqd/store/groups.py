@@ -1,8 +1,8 @@
 """Script calls that set the position of a group on a partition, or remove the group.
 
-The administration uses these calls. Each call applies to one partition and releases only a limited
-number of pending entries, so that the server is not blocked for long. If the reply is MORE, repeat
-the call with the same token.
+The administration uses these calls. Each call applies to one partition and removes only a limited
+number of entries from the group's pending list, so that the server is not blocked for long. If the
+reply is MORE, repeat the call with the same token.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-AT_ONCE_MAX = 1_000  # largest number of pending entries that a single call releases together
-PART_MAX = 250  # number of pending entries that each call releases if there are more
-KEPT_SECONDS = 15.0  # how long the assignment stays reserved for the next call
+AT_ONCE_MAX = 1_000  # largest number of pending entries that a single call removes together
+PART_MAX = 250  # number of pending entries that each call removes if there are more than that
+KEPT_SECONDS = 15.0  # how long the lease keeps other owners away until the next call
 
 
 def reset(
@@ -31,10 +31,13 @@ def reset(
     at_once: int = AT_ONCE_MAX,
     part: int = PART_MAX,
 ) -> Call:
-    """Move the group to the position after an entry ID, or to the end of the partition for ''.
+    """Move the group to the position after the entry `after`.
 
-    With `force`, the group is reset even if it has an owner. The owner then loses the assignment,
-    unless it is the instance `keeper`. `token` must be new, except when the call is repeated.
+    If `after` is '', the group moves to the end of the partition.
+
+    If `force` is True, the group is reset even if it has an owner. The owner then loses the
+    assignment, unless it is the instance `keeper`. `token` must be new, except when the call is
+    repeated.
     """
     return scripts.build_call(
         "group_reset",
@@ -85,8 +88,8 @@ def delete(
 ) -> Call:
     """Remove the group and all its state from the partition.
 
-    Without `force`, the call is refused if the group has an owner or unsettled entries. `token`
-    must be new, except when the call is repeated.
+    Unless `force` is True, the call is refused if the group has an owner or unsettled entries.
+    `token` must be new, except when the call is repeated.
     """
     return scripts.build_call(
         "group_delete",

@@ -84,18 +84,19 @@ def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
 
 
 def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
-    """Change the partition count that producers use.
+    """Switch producers to the new partition count.
 
-    `new` holds the numbers of the partitions that are added.
+    `new` holds the numbers of the added partitions, whose streams are registered in the same step.
     """
     streams = [keys.stream(topic, number) for number in new]
     return scripts.build_call("growth_switch", keys, (topic,), token=token, streams=streams)
 
 
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
-    """Store the last IDs of the old partitions, which the caller read after the switch.
+    """Store the barriers of a growth, which are the last IDs of the old partitions.
 
-    If barriers are already stored, they are kept and returned.
+    The caller must read them after the switch. If an earlier call has already stored barriers,
+    those are kept and returned.
     """
     return scripts.build_call(
         "growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers)

@@ -185,7 +185,9 @@ def _subtract(rest: HistoryRow, assignment: HistoryRow) -> None:
         rest.handled[index] = max(0, rest.handled.get(index, 0) - runs)
     rest.handled = {index: runs for index, runs in rest.handled.items() if runs}
     rest.handler = rest.handler or assignment.handler
-    if not rest.lag:  # without lag, the oldest message must belong to an assignment with a row
+    # `oldest_ms` is the age of the group's oldest message. If no lag is left, that message belongs
+    # to an assignment with a row of its own.
+    if not rest.lag:
         rest.oldest_ms = 0
 
 

@@ -29,15 +29,15 @@ from streamqd.errors import SilentConnectionError
 # no permissions other than those of the scripts.
 PROBE = ("EVAL", "return 1", "0")
 PROBE_SECONDS = 1.0  # longest wait for the answer to a probe
-# After the server has answered a probe, the overdue reply may still arrive for a short time. The
-# server answers in order, but the network can reorder packets of different connections. This time
-# is the larger of two: this share of the normal silence, and twice the duration of the probe.
+# After the server has answered a probe, wait a little longer for the overdue reply. The server
+# answers in order, but the network can reorder packets of different connections. The wait is this
+# share of `IdleProbe.seconds`, or twice the duration of the probe if that is longer.
 GRACE_SHARE = 0.25
 PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two unanswered probes
 PROBE_AFTER_MAX = 2.0  # longest silence before a probe, even if the server is often slow
 SLOW_SERVER_SECONDS = 60.0  # how long a server counts as slow after a late answer
 ATTEMPT_SECONDS = 1.0  # time limit of each of the first attempts to connect and log in
-# Number of attempts with this time limit. After these, the limit doubles with each attempt.
+# Number of attempts that are limited to ATTEMPT_SECONDS. After these, the limit doubles each time.
 ATTEMPTS_QUICK = 3
 
 
@@ -80,7 +80,7 @@ class IdleProbe:
     def start_wait(self, expected: float, most: float) -> ReplyWait:
         """Start to wait for a reply that is expected at `expected` (monotonic).
 
-        The wait ends `most` seconds after that time at the latest.
+        The wait ends no later than `most` seconds after that time.
         """
         return ReplyWait(self, expected, expected + most)
 
@@ -97,7 +97,10 @@ class IdleProbe:
         wait.record_reply()
 
     def seconds_until_probe(self) -> float:
-        """Return the seconds of silence before a probe. They are longer after a late answer."""
+        """Return the seconds of silence before a probe.
+
+        For SLOW_SERVER_SECONDS after a late answer, this is longer than usual.
+        """
         longer = 2 * self._late if time.monotonic() < self._late_until else 0.0
         # Add a random part, so that connections which become silent together do not all send their
         # probes at the same time.

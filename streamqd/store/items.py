@@ -40,9 +40,9 @@ def flatten_items(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any
     """Return the arguments that lua/_settle_items.lua expects for these entries.
 
     Each entry is a pair of its leading arguments (the place, and possibly a delay) and its changed
-    fields. The result starts with the changes that all entries share. For fields that all entries
-    change, these are the values of the first entry. Each entry then adds only the fields in which
-    it differs.
+    fields. The result starts with the shared fields, which are those that every entry changes, and
+    their values in the first entry. After them, each entry lists only the fields whose values
+    differ from the shared ones.
     """
     shared = _shared_fields([fields for _, fields in entries])
     flat: list[Any] = [2 * len(shared)]

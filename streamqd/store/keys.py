@@ -123,8 +123,8 @@ class Keys:
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
 
     def moving(self, topic: str, partition: int) -> str:
-        """HASH: for each dead letter that is moving to another slot, by ID: `unix-ms destination`,
-        with the time of the mark.
+        """HASH: `unix-ms destination` for each dead letter that is moving to another slot, by ID.
+        The time is that of the call that marked the dead letter.
         """
         return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
@@ -261,9 +261,9 @@ _PARTITION_KEYS = {
 def key_by_name(keys: Keys, name: str, place: Place) -> str:
     """Return the key that is called `name` in script headers.
 
-    Some names mean different keys. For an assignment, `delayed` and `items` are the keys of its
-    waiting retries, and `target` is its retry stream. For a partition, they are the keys of its
-    delayed sends and the partition stream. Raises KeyError if `place` has no such key.
+    The meaning of some names depends on the place. For an assignment, `delayed` and `items` are the
+    keys of its waiting retries, and `target` is its retry stream. For a partition, they are the
+    keys of its delayed sends and the partition stream. Raises KeyError if `place` has no such key.
     """
     if name in _TOPIC_KEYS:
         return _TOPIC_KEYS[name](keys, place[0])

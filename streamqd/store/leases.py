@@ -112,7 +112,7 @@ class Acquired(NamedTuple):
     def parse(cls, reply: Reply) -> Acquired:
         """Parse the reply OK or MINE.
 
-        MINE is the reply to a repeated call, which does not charge an entry again.
+        MINE is the reply if the call was already executed. The repetition charges no entry again.
         """
         victim = reply.values[2] if reply.word == "OK" else b""
         return cls(parse_epoch(reply), bool(reply.values[1]), victim)
@@ -165,7 +165,7 @@ class LeaseView(NamedTuple):
 
 
 def view_commands(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
-    """Return the two commands whose replies `LeaseView.parse` takes."""
+    """Return the two commands whose replies `LeaseView.parse` parses."""
     return [
         ("HMGET", keys.fence(*assignment), "token", "epoch", "owner", "since", "quarantine"),
         ("PTTL", keys.lease(*assignment)),
@@ -173,7 +173,7 @@ def view_commands(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
 
 
 def token_command(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
-    """Return the command that reads the token of the lease. Its reply is None without a lease."""
+    """Return the command that reads the lease's token. Its reply is None if there is no lease."""
     return ("GET", keys.lease(*assignment))
 
 

@@ -36,9 +36,10 @@ def heartbeat(
     """Send a heartbeat, unless another run of the instance is using the same name.
 
     `nonce` is a random string that identifies this run and is stored with `info`. The call is
-    refused if a run with another nonce has sent a heartbeat within the last `stale` seconds. Pass
-    in `silent` the members from which this instance has seen no heartbeat for some time. They are
-    removed after a long silence.
+    refused if a run with another nonce has sent a heartbeat within the last `stale` seconds.
+
+    `silent` lists the members from which this instance has seen no heartbeat for some time. The
+    call removes those whose last heartbeat is more than 20 times `stale` seconds ago.
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
     return scripts.get("member_heartbeat").call(
@@ -194,7 +195,7 @@ def _keys(keys: Keys, fleet: str) -> dict[str, str]:
 
 
 def heartbeat_commands(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
-    """Return the two commands whose replies `heartbeats` takes.
+    """Return the two commands whose replies `heartbeats` parses.
 
     They are for clients that are not members of the fleet and therefore send no heartbeats.
     """

@@ -77,9 +77,9 @@ def recover(
 ) -> Call:
     """List one page of the owner's pending entries, with their bodies and counters.
 
-    Pass `open=True` for the first page on a new connection, which opens the session. For the first
-    page, `after_main` and `after_retry` are empty. For any other page, they are the last IDs of the
-    previous one.
+    Pass `open=True` for the first page on a new connection. This opens the session, which makes
+    Redis reject late fetches from earlier connections. For the first page, `after_main` and
+    `after_retry` are empty. For any other page, they are the last IDs of the previous one.
     """
     return _fenced_call(
         "message_recover",
@@ -212,7 +212,8 @@ class Recovered(NamedTuple):
 def fetch(keys: Keys, lease: Lease, session: str, count: int) -> Call:
     """Read at most `count` entries per stream while the server's memory is full.
 
-    Otherwise, a worker reads with the `Fetcher` of `store.fetch`.
+    At any other time, a worker reads with the faster `Fetcher` of `store.fetch`. Most servers
+    reject its transaction while their memory is full, but they do run this script.
     """
     return _fenced_call("message_fetch", keys, lease, session=session, count=_page(count))
 
@@ -276,8 +277,8 @@ class Reclaimed(NamedTuple):
 def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[bytes] = ()) -> Call:
     """Acknowledge finished entries.
 
-    List the entries that have counters in `charged`, because the call removes these counters. All
-    other entries belong in `places`. An entry in both lists is treated as charged.
+    `charged` lists the entries that have counters, which the call removes. All other entries belong
+    in `places`. An entry in both lists is treated as charged.
     """
     every = [*charged, *(place for place in places if place not in charged)]
     if len(every) > PLACES_MAX:
@@ -297,10 +298,11 @@ def retry(
 ) -> Call:
     """Move failed entries to the waiting retries.
 
-    Each item consists of the place, the delay in seconds, and the fields to change. If the word for
-    an entry in the reply is MISSING, its body is gone. Repeat the call for this entry with all its
-    fields, including `payload`. Set `adjacent` if the entries of each stream are consecutive. The
-    script then reads them with one command.
+    Each item is a tuple of the entry's place, the delay in seconds, and the fields to change. If
+    the reply contains MISSING for an entry, the script could not read its body, for example because
+    it was trimmed. Repeat the call for this entry with all its fields, including `payload`. If
+    `adjacent` is True, the entries of each stream must be consecutive, and the script reads them
+    with one command.
     """
     _check_count("settle_retry", len(items))
     return _fenced_call(
@@ -321,8 +323,8 @@ def dead(
 ) -> Call:
     """Dead-letter entries.
 
-    Each item consists of the place and the fields to change. Missing bodies and `adjacent` are
-    handled as in `retry`. Raises ContractError for a group that reads dead letters, because it
+    Each item is a pair of the entry's place and the fields to change. Missing bodies and `adjacent`
+    are handled as in `retry`. Raises ContractError for a group that reads dead letters, because it
     would read its own dead letters again and again.
     """
     _check_count("settle_dead", len(items))
@@ -340,8 +342,8 @@ def dead(
 def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) -> Call:
     """Record the failures of entries that stay pending until they run again.
 
-    Each note consists of the place, the total number of failures, and the seconds until the next
-    run.
+    Each note is a tuple of the entry's place, its total number of failures, and the seconds until
+    its next run.
     """
     _check_count("settle_note", len(notes))
     return _fenced_call(
@@ -355,9 +357,10 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
 class SettledReply(NamedTuple):
     """The reply to `retry` or `dead`, with a word for each item, in the same order.
 
-    The word is MOVED, GONE or MISSING. After `retry`, `next_due_unix_ms` is the earliest due time
-    of the group's waiting retries. After `dead`, `dead_letters` contains the ID of each item's dead
-    letter, or b'' if the item was not moved.
+    The word is MOVED, GONE if the entry was no longer pending, or MISSING if the script could not
+    read its body. After `retry`, `next_due_unix_ms` is the earliest due time of the group's waiting
+    retries. After `dead`, `dead_letters` contains the ID of each item's dead letter, or b'' if the
+    item was not moved.
     """
 
     words: list[str]
@@ -381,7 +384,7 @@ def quarantine_mark(
 
     If these entries take down the host, the next owner can see which ones were running. `places` is
     a list of places separated by spaces. Pass b'' if no inherited entry is left, which ends the
-    quarantine. Entries in `acked` must not have counters. Acknowledge those with `ack` instead.
+    quarantine. `acked` may contain only entries without counters. Use `ack` for the others.
     """
     return _fenced_call("quarantine_mark", keys, lease, session=session, places=places, acked=acked)
 
@@ -402,7 +405,7 @@ def promote_delayed(keys: Keys, topic: str, partition: int, count: int) -> Call:
 class Promoted(NamedTuple):
     """The result of a promotion.
 
-    `moved` is the number of items that were moved. `orphans` is the number of members that were
+    `moved` is the number of items that were moved. `orphans` is the number of due times that were
     removed because they had no item. `next_due_unix_ms` is the next due time. `unreadable` is the
     number of items that were postponed because their format is invalid. If `more` is True, further
     items are due, but the call had reached its limit.

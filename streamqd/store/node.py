@@ -62,7 +62,7 @@ class ConnectionOptions:
 class Finder:
     """The functions that find the server to connect to. They run for each new connection."""
 
-    label: str  # where the server is searched, for display
+    label: str  # where the server is looked up, for display in errors
     # Returns the server. It takes a deadline (monotonic), and may raise RedisUnavailableError.
     find: Callable[[float], Endpoint]
     # Checks that the server is the right one. Raises RedisUnavailableError or RedisResponseError.
@@ -341,7 +341,7 @@ class Node:
             raise
 
     def close_if_unusable(self, replies: Iterable[Any]) -> bool:
-        """Close the connection and return True if a reply shows that it cannot be used further."""
+        """Close the connection and return True if a reply shows that it is no longer usable."""
         for reply in replies:
             if isinstance(reply, RedisResponseError) and reply.kind in self._drop_after:
                 self._drop()

@@ -113,8 +113,8 @@ def publish(
     """Write up to ROWS_MAX rows to a partition in order, and record them.
 
     Rows that are already in the record of the partition are skipped. The call is refused unless the
-    topic has `partitions` partitions. `meta` is the topic's meta key, or None on a cluster. With
-    `max_backlog`, a row is written only while the backlog of the partition is smaller.
+    topic has `partitions` partitions. `meta` is the topic's meta key, or None on a cluster. If
+    `max_backlog` is given, rows are written only while the partition's backlog is smaller than it.
     """
     if not 1 <= len(rows) <= ROWS_MAX:
         raise ContractError(f"outbox_publish: {len(rows)} rows")
@@ -268,7 +268,7 @@ _FIELDS = ("epoch", "owner", "since", "at", *FIGURES)
 
 
 def view_commands(keys: Keys, name: str) -> list[tuple[Any, ...]]:
-    """Return the two commands whose replies `OutboxView.parse` takes."""
+    """Return the two commands whose replies `OutboxView.parse` parses."""
     return [("HMGET", keys.outbox(name), *_FIELDS), ("PTTL", keys.outbox_lease(name))]
 
 

@@ -4,8 +4,8 @@ After a topic has grown, a message must not be written to the former partition o
 this would break the order of messages with that key. Each script that writes therefore receives the
 topic's meta key and the partition count by which the message was routed, and compares the counts in
 the same step. If the topic has grown or was deleted, the script writes nothing and returns MOVED
-with the current count. The caller then routes the message again. A write takes only one round trip,
-regardless of the number of topics, because no state has to be set up before it.
+with the current count. The caller then routes the message again. Because the check is part of the
+write, a write takes only one round trip, no matter how many topics a producer writes to.
 
 In all functions, `fields` is a flat list of alternating names and values.
 """
@@ -43,8 +43,8 @@ class Transaction:
     """Calls on one topic that are sent together, and the replies to them.
 
     `replies` is None if the partition count has changed, in which case nothing was written. If the
-    reply was lost, `lost` is the error, and the outcome is unknown. The same applies as long as the
-    reply has not been read.
+    reply was lost, `lost` is the error, and the outcome is unknown. Until the reply has been read,
+    `lost` is an error too, so a transaction that is given up counts as lost.
     """
 
     topic: str
@@ -61,8 +61,9 @@ class MessageWriter:
     """Writes messages to topics over one connection, and caches their partition counts.
 
     On a single server, the calls of a transaction run in one step, so either all are executed or
-    none is. Only one transaction at a time can wait for its reply. Before the reply is read, the
-    connection may be used for another call, be lost, or be inherited by a forked child.
+    none is. Only one transaction at a time can wait for its reply. If the connection is needed for
+    another call, the outstanding reply is read first. It is given up if the connection is lost or
+    closed, and in a forked child that calls `detach`.
 
     On a cluster, a script cannot compare the count, because the meta key and the partitions are in
     different slots. The count is therefore read together with each write. As a result, one write
@@ -79,7 +80,7 @@ class MessageWriter:
         self._sent: Transaction | None = None  # the transaction that awaits its reply
 
     def meta(self, topic: str) -> str | None:
-        """Return the key with the count that scripts compare, or None on a cluster."""
+        """Return the key whose partition count the scripts compare, or None on a cluster."""
         return None if self.spread else self._keys.meta(topic)
 
     def cached_count(self, topic: str) -> int | None:
@@ -102,7 +103,9 @@ class MessageWriter:
     def pack_calls(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
         """Return calls in the format that `post` expects.
 
-        On a single server, these are packed commands. On a cluster, they are the calls themselves.
+        For a single server, this returns packed commands. If `by_source` is True, they contain the
+        source of the script, for a server that has not loaded it. For a cluster, the calls are
+        returned unchanged, because `post` packs them itself.
         """
         if self.spread:
             return [*calls]
@@ -128,8 +131,9 @@ class MessageWriter:
     def write(self, topic: str, command: bytes) -> bytes | Transaction | None:
         """Send one packed call that writes one message, and return the ID of the new entry.
 
-        This works only on a single server. For any other reply, or if the reply is lost, return a
-        transaction that is in the same state as after `collect`. Return None if nothing was sent.
+        This is faster than `post` and `collect`, but works only on a single server. If the reply
+        contains no ID or is lost, return a transaction in the state in which `collect` leaves it.
+        Return None if nothing was sent.
         """
         if self._sent is not None:
             self.settle()
@@ -192,8 +196,8 @@ class MessageWriter:
     def _repeat_by_source(self, calls: Sequence[Call], replies: list[Any]) -> None:
         """Repeat the calls for which a node replied NOSCRIPT, and replace their `replies`.
 
-        Only these calls are repeated. Since a node may load or drop the script between two calls,
-        the others may already have run. The reply remains NOSCRIPT if this user may not load
+        Only these calls are repeated, because the others may already have run: a node can load or
+        drop the script between two calls. The reply remains NOSCRIPT if this user may not load
         scripts.
         """
         missing = [at for at, reply in enumerate(replies) if is_unknown_script(reply)]
@@ -209,7 +213,7 @@ class MessageWriter:
                 replies[at] = reply
 
     def collect(self, transaction: Transaction) -> None:
-        """Read the replies to a transaction if they are outstanding, and update the known count."""
+        """Read the outstanding replies to a transaction, if any, and update the cached count."""
         if transaction is not self._sent:
             return
         self._sent, lost = None, None
@@ -280,13 +284,14 @@ def is_unknown_script(reply: Any) -> bool:
 def is_eval_forbidden(reply: Any) -> bool:
     """Return True if a reply means that this user has no permission for EVAL itself.
 
-    If the user may not run a command within the script, the error starts differently.
+    The result is False if the user may not run a command within the script, because that error
+    starts differently.
     """
     return isinstance(reply, RedisResponseError) and str(reply).startswith("NOPERM ")
 
 
 def _read_transaction(replies: list[Any]) -> list[Any]:
-    """Return the replies to the calls, from the replies to MULTI, the queued calls and EXEC."""
+    """Return the replies to the calls, given the replies to MULTI, the queued calls and EXEC."""
     *queued, executed = replies
     if isinstance(executed, list):
         return executed
@@ -308,10 +313,10 @@ def append(
 ) -> Call:
     """Build a call that writes messages, without the messages themselves.
 
-    The caller appends the messages to the arguments. With `alone`, each message is a single
-    argument, its payload. Otherwise, `flatten_messages` returns the arguments. `meta` is the
-    topic's meta key, whose count is compared with `partitions`, or None on a cluster. With
-    `max_backlog`, a message is written only while the backlog is smaller.
+    The caller appends the messages to the arguments. If `alone` is True, each message is a single
+    argument, its payload. Otherwise, `flatten_messages` converts the messages to arguments. `meta`
+    is the topic's meta key, whose count is compared with `partitions`, or None on a cluster. If
+    `max_backlog` is given, messages are written only while the backlog is smaller than it.
     """
     named = {"stream": keys.stream(topic, partition)}
     if meta is not None:
@@ -325,9 +330,9 @@ def append(
 
 
 def flatten_messages(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
-    """Return the script arguments for messages.
+    """Return the arguments with which a script receives messages.
 
-    For each message, these are the length of its field list, followed by the elements of the list.
+    Each message becomes the length of its field list, followed by the elements of the list.
     """
     found: list[bytes | str] = []
     for fields in messages:
@@ -350,9 +355,9 @@ def publish(
 ) -> Call:
     """Build a call that writes one message. Use `append` to write several messages.
 
-    The message is not written if its deduplication ID was used within the last `window` seconds.
-    With `max_backlog`, it is written only if the backlog is smaller. With `meta`, the topic's meta
-    key, it is written only if the topic has `partitions` partitions.
+    The message is not written if its deduplication ID was used within the last `window` seconds. If
+    `max_backlog` is given, it is written only if the backlog is smaller. If the topic's meta key is
+    passed as `meta`, it is written only if the topic has `partitions` partitions.
     """
     if max_backlog is not None and max_backlog < 1:
         raise ContractError(f"message_publish: a limit of {max_backlog}")
@@ -388,8 +393,8 @@ def schedule(
     """Build a call that stores a delayed send.
 
     The message is due after `delay` seconds, or at `at_unix_ms`. Exactly one of the two must be
-    given. `send_id` must be new, unless the same call is repeated. With `meta`, the topic's meta
-    key, the send is stored only if the topic has `partitions` partitions.
+    given. `send_id` must be new, unless the same call is repeated. If the topic's meta key is
+    passed as `meta`, the send is stored only if the topic has `partitions` partitions.
     """
     one_time = (delay is None) != (at_unix_ms is None)
     if not send_id or not one_time or min(delay or 0, at_unix_ms or 0) < 0:

@@ -17,7 +17,8 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import TRIM
 
 REMOVED_MAX = 1_000_000  # maximum number of entries that one call removes
-# Number of nodes that are sampled to estimate the size of a stream, the same as in the scripts.
+# To estimate the size of a stream, the scripts sample this many of its nodes. They contain the same
+# number.
 SAMPLES = 1_000
 MISSING_MAX = 5_000  # maximum number of pending entries that one call settles
 
@@ -36,12 +37,16 @@ def trim(
     shrink_every: float | None = None,
     without_groups: bool = False,
 ) -> Call:
-    """Build a call that removes entries which all groups have acknowledged and no limit retains.
+    """Build a call that removes acknowledged entries beyond the retention limits, oldest first.
 
-    `keep_from` is the ID from which entries are retained because of their age. Pass '' if age does
-    not matter, or '0-0' to retain all entries. `shrink_every` is the length of the shrink interval
-    in seconds. If a group in `expected` does not exist, nothing is removed. The call removes up to
-    `limit` entries.
+    No entry is removed that a group still needs or, if `archive` is True, that is not archived. Any
+    one of the limits is enough to remove an entry. `keep_from` is the ID from which entries are
+    young enough to stay. Pass '' if age does not matter, or '0-0' to retain entries of any age. A
+    `max_length` or `max_bytes` of None means no limit. `shrink_every` is the length of the shrink
+    interval in seconds.
+
+    The call removes up to `limit` entries. If a group in `expected` does not exist, it removes
+    nothing. The same applies if no group reads the stream, unless `without_groups` is True.
     """
     return scripts.build_call(
         "stream_trim",
@@ -141,7 +146,10 @@ class Dropped(NamedTuple):
 
 
 def settle_missing(keys: Keys, assignment: Assignment, count: int) -> Call:
-    """Build a call that settles up to `count` pending entries of a group which `drop` removed."""
+    """Build a call that settles up to `count` entries that `drop` removed while they were pending.
+
+    Only the pending entries of this group are settled.
+    """
     return scripts.get("missing_settle").call(
         {
             "stream": keys.stream(assignment.topic, assignment.partition),

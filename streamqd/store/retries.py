@@ -38,7 +38,7 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
     """Build a call that lists up to `count` delayed messages by due time.
 
     The page starts after the position `after`, which is the due time and place of the last row of
-    the previous page. It does not matter if that message no longer exists. For the first page, pass
+    the previous page. The message in that row need not exist any longer. For the first page, pass
     (0, '').
     """
     due, place = after
@@ -92,10 +92,10 @@ def cancel(
 ) -> Call:
     """Build a call that cancels waiting retries or delayed sends.
 
-    Each item consists of the place and the fields to change. Retries are dead-lettered. With
-    `drop`, they are removed without a dead letter. Delayed sends can only be canceled with `drop`.
-    For each item, the reply has one of these words: MOVED, GONE if the message was not waiting, or
-    UNREADABLE if it cannot become a dead letter.
+    Each item is a pair of the message's place and the fields to change. Retries are dead-lettered,
+    unless `drop` is True, in which case they are removed without a dead letter. For delayed sends,
+    `drop` must be True. For each item, the reply has one of these words: MOVED, GONE if the message
+    was not waiting, or UNREADABLE if it cannot become a dead letter.
     """
     _check_count(len(items))
     flat: list[object] = []

@@ -52,10 +52,11 @@ def _texts(raw: bytes) -> list[bytes]:
 
 
 def _length(raw: bytes, at: int, wide: dict[int, int], short: tuple[int, int]) -> tuple[int, int]:
-    """Decode the length at a position. Return it together with the position after it.
+    """Decode the length at position `at`, and return it together with the position after it.
 
-    `wide` maps each tag that is followed by a length to the number of bytes of that length. `short`
-    is the tag, and the mask of the length, for a length that is part of the tag byte.
+    MessagePack stores a small length in the tag byte itself. `short` is the pair of that tag and
+    the mask for its length bits. A larger length follows its tag, and `wide` maps each such tag to
+    the number of bytes in the length.
     """
     head, (tag, mask) = raw[at], short
     if head & ~mask == tag:

@@ -201,7 +201,7 @@ def run(
     """Build a call that sends one message of a schedule immediately.
 
     `digest` is the hash of the specification, and `instant_unix_ms` the time in the message's
-    headers. `partitions` is as in `fire`.
+    headers. `partitions` has the same meaning as in `fire`.
     """
     if len(fields) > FIELDS_MAX:
         raise ContractError(f"a message of {len(fields)} names and values")
@@ -312,10 +312,10 @@ def read_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
 def write_index(
     store: Store, name: str, entry: IndexLine, *, new: bool
 ) -> IndexLine | InvalidValueError:
-    """Write a line of the index, and return the line that it now contains.
+    """Write a line of the index, and return the line that the index now contains.
 
-    With `new`, an existing line is kept. The place is added to the set of places first, so that
-    housekeepers already search it when the line appears.
+    If `new` is True, an existing line is kept. The place is added to the set of places first, so
+    that housekeepers already search it when the line appears.
     """
     keys = store.keys
     topic, partition = entry.place
@@ -375,7 +375,9 @@ def _label(raw: bytes) -> str:
 class StoredSchedule(NamedTuple):
     """The stored state of one schedule. A missing part is None, 0 or ''.
 
-    `held` is the reason why the schedule is held, or '' if it is not held.
+    `text` is the specification, and `hash` its hash. `held` is the reason why the schedule is held,
+    or '' if it is not held. `tick`, `entry_id` and `late_ms` describe the last tick that sent a
+    message: its time, the ID of the entry, and its delay.
     """
 
     text: str | None
@@ -398,7 +400,7 @@ _LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
 def read_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
-    """Return the three commands whose replies `parse_schedule` takes."""
+    """Return the three commands whose replies `parse_schedule` parses."""
     return [
         ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
         ("HMGET", keys.schedules_last(*place), *(f"{name}:{part}" for part in _LAST)),

@@ -64,8 +64,8 @@ def query_position(
     """Build a call that publishes how far a query has read a partition.
 
     `entry_id` is the last entry that the query has read, and `read` the number of entries up to and
-    including it, or None if it is unknown. With `hold`, entries that the query has not read stay,
-    even beyond the limits of retention.
+    including it, or None if it is unknown. If `hold` is True, retention does not remove entries
+    that the query has not read, even if they exceed its limits.
     """
     return scripts.build_call(
         "query_position",
@@ -81,8 +81,8 @@ def query_position(
 def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:
     """Build a call that decides which task attempts make up a batch.
 
-    The first decision stays, so a later call gets the plan that is already recorded. The record is
-    kept for `ttl` seconds.
+    The first decision is final: if a plan is already recorded for the batch, a later call returns
+    that plan. The record is kept for `ttl` seconds.
     """
     names = {name for topics in plan.values() for name in topics}
     return scripts.get("sink_start").call(

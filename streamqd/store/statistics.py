@@ -145,10 +145,10 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
 
 
 def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
-    """Return the figures of the groups whose names are those of queries.
+    """Return the figures of the groups that show the positions of queries (`spark:NAME`).
 
-    Because any client can create such groups, at most QUERIES_MAX are returned. These are the ones
-    that reported last.
+    Because any client can create such groups, no more than QUERIES_MAX are returned. Those that
+    reported last have priority.
     """
     found = [
         QueryFigures(
@@ -244,7 +244,7 @@ def _backlog(raw: list[Any]) -> Backlog:
 
 
 def parse_due_time(raw: bytes, key: str = "a due time", field: str = "") -> int | None:
-    """Parse a due time (unix ms). Return None for an empty reply, which means nothing is delayed.
+    """Parse a due time (unix ms). Return None for an empty reply, because no message is delayed.
 
     Another client may have set any score, even a negative one. The script limits it to the integers
     that can be represented exactly. `key` and `field` are for errors.

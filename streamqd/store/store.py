@@ -27,11 +27,11 @@ class Store:
         return self.connection.run(call)
 
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
-        """Run scripts in one write."""
+        """Run scripts whose calls are sent in one write, and return their replies in call order."""
         return self.connection.run_many(calls)
 
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:
-        """Run scripts in one write.
+        """Run scripts as `run_many` does, but keep the other replies if a call fails.
 
         The result of a call is an error if its node did not answer or its reply is invalid.
         """

@@ -1,8 +1,9 @@
 """Create and read topics, and maintain the registry of their names.
 
 Producers use these functions to create the topics to which they write. The supervisor and the
-administration use them too. Most of the functions do their own I/O. The metadata of a topic and the
-registry are in different slots, and no caller has other commands to send together with them.
+administration use them too. Unlike in most modules of this package, most functions run their
+commands themselves instead of returning calls: the metadata of a topic and the registry are in
+different slots, and no caller has other commands to send together with them.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _names(store: Store) -> tuple[list[str], list[InvalidValueError]]:
 
 
 def no_partition_text(topic: str, partition: int, count: int) -> str:
-    """Return the error text for a partition number that a topic of `count` partitions lacks."""
+    """Return the error text for a partition that a topic of `count` partitions does not have."""
     return (
         f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
         f" {count - 1}"
@@ -143,7 +144,7 @@ def partition_count(store: Store, name: str) -> int | None:
 
 
 def partition_count_command(keys: Keys, name: str) -> tuple[Any, ...]:
-    """Return the command whose reply `parse_partition_count_reply` takes."""
+    """Return the command whose reply `parse_partition_count_reply` parses."""
     return ("HMGET", keys.meta(name), "partitionCount", "deleting")
 
 

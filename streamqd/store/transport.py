@@ -159,8 +159,8 @@ class Transport:
     ) -> None:
         """Append replies to `replies` until it contains `count`.
 
-        An error reply is appended as a RedisResponseError. With `silence`, the exchange has no
-        total time limit, as long as data arrives at least every `silence` seconds. Raises
+        An error reply is appended as a RedisResponseError. If `silence` is given, the exchange has
+        no total time limit, as long as data arrives at least every `silence` seconds. Raises
         RedisUnavailableError, or ReplyTooLargeError if more than `bytes_max` bytes arrive. Replies
         that were received before the error stay in `replies`.
         """
