@@ -1,3 +1,3 @@
-"""Measurements, alternating in one run. They are reported, never asserted."""
+"""Measurements that alternate within one run. They are reported, never asserted."""
 
 from __future__ import annotations

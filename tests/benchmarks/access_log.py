@@ -1,6 +1,6 @@
 """Real lines of an access log, parsed in two groups, for the daemon and the bare loop.
 
-Workers import this module, so it imports nothing from the benchmarks.
+Workers import this module, so it imports nothing from the other benchmarks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _agents: Counter[str] = Counter()
 
 
 def hits(message: Message) -> None:
-    """Count a request by its path; the truncated line becomes a dead letter."""
+    """Count a request by its path. The truncated line becomes a dead letter."""
     _paths[weblog.parse(message.text()).path] += 1
 
 
@@ -31,13 +31,13 @@ def agents(message: Message) -> None:
 
 
 def bare_hits(fields: Any) -> None:
-    """Count the fields of an entry like `hits`, but drop the truncated line."""
+    """Count the fields of an entry in the same way as `hits`, but drop the truncated line."""
     with contextlib.suppress(Dead):
         _paths[weblog.parse(_text(fields)).path] += 1
 
 
 def bare_agents(fields: Any) -> None:
-    """Count the fields of an entry like `agents`, but drop the truncated line."""
+    """Count the fields of an entry in the same way as `agents`, but drop the truncated line."""
     with contextlib.suppress(Dead):
         _agents[weblog.parse(_text(fields)).agent] += 1
 

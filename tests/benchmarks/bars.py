@@ -1,4 +1,4 @@
-"""Bars: the required figures, and a line that reports whether each is met."""
+"""The required figures (bars), and a line that reports whether each of them is met."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psutil
 
 
 class Bar(NamedTuple):
-    """A figure and its bar.
+    """A figure and the value that it must reach.
 
-    Figures are ratios within one run unless their name gives an assignment.
+    Figures are ratios within one run, unless their name contains a unit.
     """
 
     what: str
@@ -23,7 +23,7 @@ class Bar(NamedTuple):
 
     @property
     def is_met(self) -> bool:
-        """True if the figure reaches its bar."""
+        """True if the figure meets its bar."""
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
     def line(self) -> str:
@@ -34,14 +34,14 @@ class Bar(NamedTuple):
 
 
 def print_bars(bars: Iterable[Bar]) -> list[dict[str, Any]]:
-    """Print the bars; return them as JSON data."""
+    """Print the bars, and return them as JSON data."""
     bars = list(bars)
     print("\n".join(bar.line() for bar in bars))
     return [bar._asdict() | {"met": bar.is_met} for bar in bars]
 
 
 class Work(NamedTuple):
-    """The cost of handling messages: messages/s, and CPU in us per message."""
+    """The cost of handling messages: messages per second, and CPU in us per message."""
 
     rate: float
     workers_us: float
@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 
 def measure_in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, list[Work]]:
-    """Measure each kind once per round. Return the results in the order of the rounds."""
+    """Measure each kind once per round. Return the results, ordered by round."""
     works: dict[str, list[Work]] = {name: [] for name in kinds}
     for number in range(rounds):
         # The first kind runs in the state that the previous round left, so the order alternates.
@@ -59,7 +59,7 @@ def measure_in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[
 
 
 class CpuMeter:
-    """Measures the CPU use of processes from its creation to `us`."""
+    """Measures the CPU time that processes use after the meter is created."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)
@@ -67,7 +67,7 @@ class CpuMeter:
         self.began = time.monotonic()
 
     def us_per_message(self, messages: int) -> float:
-        """Return the CPU time since the creation, in us per message."""
+        """Return the CPU time since the meter was created, in us per message."""
         return (self._used() - self._before) / 1000 / messages
 
     def _used(self) -> int:
@@ -76,6 +76,6 @@ class CpuMeter:
 
 
 def worker_pids(supervisor: int) -> list[int]:
-    """Return the pids of a daemon's workers."""
+    """Return the pids of a supervisor's workers."""
     children = psutil.Process(supervisor).children()
     return [child.pid for child in children if "worker" in " ".join(child.cmdline())]

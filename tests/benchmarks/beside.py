@@ -1,8 +1,8 @@
 """Compare this tree with another one, in turns: `make bench NAME=beside ARGS="--tree PATH"`.
 
-The speed of a machine changes within minutes, so two consecutive runs say little about two trees.
-This benchmark measures both trees within seconds, in each round, and reports the median of the
-rounds' ratios. The other tree needs its own environment with its package installed:
+The speed of a machine changes within minutes, so two runs one after the other say little about two
+trees. This benchmark therefore measures both trees within seconds in each round, and reports the
+median of the rounds' ratios. The other tree needs its own environment with its package installed:
 `python -m venv .venv && .venv/bin/pip install -e .`
 """
 
@@ -29,7 +29,7 @@ MESSAGES = 60_000
 
 
 def main() -> None:
-    """Measure both trees and print a table."""
+    """Measure both trees, and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--tree", type=Path, required=True)
     arguments.add_argument("--rounds", type=int, default=7)
@@ -54,7 +54,8 @@ def _measure_in_turns(
 ) -> dict[str, Any]:
     found: dict[str, list[float]] = {name: [] for name in pythons}
     for number in range(rounds):
-        # The first of a pair runs in the state after the previous pair, so the order alternates.
+        # The first tree of a pair runs in the state that the previous pair left, so the order
+        # alternates.
         for name in sorted(pythons, reverse=bool(number % 2)):
             quick.PYTHON = pythons[name]
             found[name].append(measure())
@@ -80,7 +81,7 @@ def _rate_measurement(handler: str, extra: str = "", **given: int) -> Callable[[
 
 
 def _measure_startup(path: str) -> float:
-    """Return the ms from the start of the daemon until each partition has a running worker."""
+    """Return the time in ms from the daemon's start until each partition has a running worker."""
     redis.Redis(unix_socket_path=path).flushall()
     began = time.monotonic()
     with quick.daemon(path, "nothing"):
@@ -89,7 +90,7 @@ def _measure_startup(path: str) -> float:
 
 
 def _measure_memory(path: str, kind: str) -> float:
-    """Return a worker's memory after 10,000 messages, in MiB: `kind` is pss or uss."""
+    """Return a worker's memory use after 10,000 messages, in MiB. `kind` is pss or uss."""
     redis.Redis(unix_socket_path=path).flushall()
     with quick.daemon(path, "nothing") as process:
         quick.wait_ready(path)

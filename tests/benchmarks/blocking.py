@@ -1,10 +1,10 @@
 """Measure how long each script blocks the server, by body size: `make bench NAME=blocking`.
 
-On a private server, it calls each script whose work grows with its input, with the most that its
-callers ask for. The times come from the server's slow log. A busy machine interrupts the server in
-the middle of a script, so each case runs several times: the least time is the script's own, and the
-worst includes the interruptions. With --first, if permitted, the kernel schedules the server ahead
-of all other processes.
+The benchmark calls each script whose work grows with its input, on a private server, with as much
+input as its callers ever use. The times come from the server's slow log. A busy machine interrupts
+the server in the middle of a script, so each case runs several times: the shortest time is that of
+the script itself, and the longest includes interruptions. With --first, the kernel schedules the
+server ahead of all other processes, if this is permitted.
 
 Everything that copies bodies is bounded by bytes (tests/contract/test_bytes.py). This benchmark
 shows the effect of that bound on this machine.
@@ -55,12 +55,12 @@ Case = Callable[[Harness, str], Iterator[Call]]
 
 
 def entry_count(most: int, body: str) -> int:
-    """Return the number of entries that fit with such a body."""
+    """Return how many entries with this body fit, up to `most`."""
     return max(2, min(most, FULL_BYTES // len(body)))
 
 
 def make_pending(harness: Harness, body: str, most: int, consumer: str = "w") -> list[bytes]:
-    """Make `most` entries pending, if they fit; return their places."""
+    """Make up to `most` entries pending, as many as fit. Return their places."""
     harness.groups()
     count = entry_count(most, body)
     costs.seed_backlog(harness, count, body)
@@ -70,7 +70,7 @@ def make_pending(harness: Harness, body: str, most: int, consumer: str = "w") ->
 
 
 def make_due(harness: Harness, body: str, most: int) -> list[str]:
-    """Make `most` retries and delayed sends due, if they fit; return the retries' places."""
+    """Make up to `most` retries and delayed sends due, if they fit. Return the retries' places."""
     harness.groups()
     costs.seed_delayed(harness, entry_count(most, body), body)
     for key in (harness.delayed, harness.delayed_sends):
@@ -117,7 +117,7 @@ def reclaim(harness: Harness, body: str) -> Iterator[Call]:
 
 
 def reclaim_among_fresh(harness: Harness, body: str) -> Iterator[Call]:
-    """Skip over entries that are not idle, a page at a time."""
+    """Skip entries that are not idle yet, one page at a time."""
     make_pending(harness, body, 100_000, "foreign")
     yield messages.reclaim(harness.keys, harness.leased("t1"), "s1", "m", 600.0, RECOVER_PAGE)
 
@@ -188,7 +188,7 @@ def drop(harness: Harness, body: str) -> Iterator[Call]:
 
 
 def drop_nothing(harness: Harness, body: str) -> Iterator[Call]:
-    """Read everything when the bound lies within a node."""
+    """Read all entries, because the bound lies within a node."""
     harness.groups()
     count = entry_count(20_000, body)
     costs.seed_backlog(harness, count, body)
@@ -269,7 +269,7 @@ def main() -> None:
 
 
 def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
-    """Return script -> size of bodies -> milliseconds of the longest call of each round."""
+    """Return the longest call of each round in ms, by script and size of bodies."""
     link = connect(server.settings, timeout=60.0, name="bench:blocking")
     found: dict[str, dict[int, list[float]]] = {}
     for size in options.bodies:
@@ -288,7 +288,7 @@ def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[in
 
 
 def run_case(harness: Harness, case: Case, body: str) -> dict[str, float]:
-    """Run a case on an empty server; return script -> milliseconds of its longest call."""
+    """Run a case on an empty server. Return the longest call of each script, in ms."""
     harness.do("FLUSHALL", "SYNC")
     found: dict[str, float] = {}
     for call in case(harness, body):
@@ -303,7 +303,7 @@ def run_case(harness: Harness, case: Case, body: str) -> dict[str, float]:
 
 
 def table(found: dict[str, dict[int, list[float]]]) -> str:
-    """Return Markdown: the least and the worst time of each script at each size of bodies."""
+    """Return a Markdown table: the shortest and longest time of each script for each body size."""
     sizes = sorted({size for times in found.values() for size in times})
     rows = [["ms at bodies of", *(f"{size:,} bytes" for size in sizes)], ["---"] * (1 + len(sizes))]
     for name, times in found.items():

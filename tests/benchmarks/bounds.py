@@ -1,11 +1,11 @@
 """Measure takeovers, hand-overs, and the losses of a dead server: `make bench NAME=bounds`.
 
-It uses real daemons and servers, with no other load of its own. It writes
-docs/explanation/bounds.json and the table of docs/explanation/recovery-and-data-loss.md.
+The benchmark uses real daemons and servers, without any other load. It writes
+docs/explanation/bounds.json and the table in docs/explanation/recovery-and-data-loss.md.
 
-A power cut is not a kill: the kernel's cache survives only the kill. To imitate a power cut, every
-file of the server is truncated to its last synced size (tests/benchmarks/synced.c). This is the
-worst that a disk may do.
+A power cut differs from a kill, because the kernel's cache survives only a kill. To imitate a power
+cut, the benchmark truncates every file of the server to its last synced size
+(tests/benchmarks/synced.c). This is the worst that a disk may do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARK = "<!-- figures -->\n"
 PARTITIONS = 4
 BUSY = "sleep 0.005"
 AT_ONCE = {"rebalance_delay": "0s", "rebalance_hold": "0s"}
-SEND_SECONDS = (1.5, 4.0)  # before the server dies
+SEND_SECONDS = (1.5, 4.0)  # seconds before the server dies
 BATCH = 10
 
 DURABILITY = {
@@ -49,7 +49,7 @@ DURABILITY = {
 
 
 def main() -> None:
-    """Measure and write the results."""
+    """Measure everything, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--server", default="valkey")
@@ -79,13 +79,13 @@ def main() -> None:
 
 
 def print_result(name: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Print one result immediately."""
+    """Print a result as soon as it is available."""
     print(name, json.dumps(result), flush=True)
     return result
 
 
 def summarize(values: Iterable[float], unit: str) -> dict[str, Any]:
-    """Return the median and the extremes."""
+    """Return the median, the minimum and the maximum of the values."""
     values = list(values)
     digits = 3 if unit == "s" else None
     return {
@@ -100,7 +100,7 @@ def summarize(values: Iterable[float], unit: str) -> dict[str, Any]:
 
 
 def repeat(measure: Callable[[Path, str], list[float]], binary: Path, count: int) -> list[float]:
-    """Measure `count` times, each time with a private server and folder."""
+    """Measure `count` values, each with a private server and folder."""
     found: list[float] = []
     while len(found) < count:
         server = ProcessServer("bench", binary)
@@ -111,7 +111,7 @@ def repeat(measure: Callable[[Path, str], list[float]], binary: Path, count: int
 
 
 def measure_worker_death(folder: Path, url: str) -> list[float]:
-    """Time from the SIGKILL of a busy worker to the next run on its partition."""
+    """Measure the time from the SIGKILL of a busy worker to the next run on its partition."""
     with Daemon(folder, url) as one:
         one.send([BUSY] * 3000)
         times = []
@@ -124,7 +124,11 @@ def measure_worker_death(folder: Path, url: str) -> list[float]:
 
 
 def measure_host_death(folder: Path, url: str, ttl: str) -> list[float]:
-    """Time from a supervisor's SIGKILL to the first run of each of its partitions elsewhere."""
+    """Measure the time from a supervisor's SIGKILL until all its partitions run elsewhere.
+
+    A partition runs again when the first run on another instance starts. The slowest partition
+    counts.
+    """
     with DaemonPair(folder, url, ttl) as (one, two):
         one.send([BUSY] * 4000)
         theirs, pids = one.pids(), set(one.pids().values())
@@ -137,7 +141,10 @@ def measure_host_death(folder: Path, url: str, ttl: str) -> list[float]:
 
 
 def measure_handover(folder: Path, url: str) -> list[float]:
-    """Time the pause of each partition of a stopped instance: last end to first start."""
+    """Measure how long each partition of a stopped instance pauses.
+
+    The pause lasts from the last end of a run on this instance to the first start on another one.
+    """
     with DaemonPair(folder, url, "15s") as (one, two):
         one.send([BUSY] * 4000)
         theirs, pids = one.pids(), set(one.pids().values())
@@ -150,7 +157,7 @@ def measure_handover(folder: Path, url: str) -> list[float]:
 
 
 def measure_drain(folder: Path, url: str) -> list[float]:
-    """Time from SIGTERM to the exit of the process, with messages that take 5 ms."""
+    """Measure the time from SIGTERM to the exit of the process, with messages that take 5 ms."""
     with Daemon(folder, url, partitions=PARTITIONS) as one:
         one.send([BUSY] * 4000)
         wait_until(lambda: len(read_starts(one)) > 10)
@@ -196,19 +203,19 @@ class DaemonPair:
 
 
 def read_starts(daemon: Daemon) -> list[Any]:
-    """Return every started handler run."""
+    """Return every handler run that has started."""
     return daemon.ledger.records("start")
 
 
 def wait_next_start(daemon: Daemon) -> Any:
-    """Return the latest run, once a new one started."""
+    """Wait until another run has started, and return it."""
     begun = time.monotonic()
     wait_until(lambda: any(r.at > begun for r in read_starts(daemon)), what="a message runs")
     return read_starts(daemon)[-1]
 
 
 def read_last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
-    """Return when one of `pids` finished its last run on a partition."""
+    """Return the time at which one of `pids` finished its last run on a partition."""
     place = f"{TOPIC}/{number}/"
     return float(
         max(r.at for r in daemon.ledger.records("end") if r.pid in pids and r.uid.startswith(place))
@@ -216,7 +223,10 @@ def read_last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
 
 
 def wait_first_start(daemon: Daemon, after: float, numbers: set[int], not_by: set[int]) -> float:
-    """Return when the first run on one of `numbers` started that is not by `not_by`."""
+    """Wait until a run starts on one of these partitions. Return the time of the first start.
+
+    Runs before `after`, and runs of the processes in `not_by`, do not count.
+    """
 
     def found() -> float:
         times = [
@@ -233,7 +243,7 @@ def wait_first_start(daemon: Daemon, after: float, numbers: set[int], not_by: se
 
 
 def compile_shim(folder: Path) -> Path:
-    """Compile the shim that logs each sync."""
+    """Compile the shim, which logs each sync."""
     target = folder / "synced.so"
     source = Path(__file__).with_name("synced.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"], check=True)
@@ -243,10 +253,10 @@ def compile_shim(folder: Path) -> Path:
 def measure_loss(
     binary: Path, settings: dict[str, str], shim: Path, how: str
 ) -> tuple[int, float, int]:
-    """Kill the server while a producer sends.
+    """Kill the server while a producer is sending.
 
-    Returns the number of acknowledged messages that are missing after the restart, the seconds from
-    the first missing message to the death, and the number acknowledged.
+    Return how many acknowledged messages are missing after the restart, the seconds from the first
+    missing message to the death, and the number of acknowledged messages.
     """
     server = ProcessServer("bench", binary, **settings)
     server.kill()

@@ -1,11 +1,11 @@
 """Measure how long each command blocks a server with a large backlog: `make bench NAME=commands`.
 
-A private server has one partition with pending entries, waiting retries, delayed sends and dead
-letters by the million. Every admin command that reads or changes them runs against it, followed by
-a daemon with its housekeeper. The server's slow log gives the longest call of each script and
-command. Where permitted, the kernel schedules the server ahead of all other processes, so that it
-is not interrupted in the middle of a call. A command that would go through everything is
-interrupted after `--seconds`.
+A private server has one partition with millions of pending entries, waiting retries, delayed sends
+and dead letters. Every admin command that reads or changes them runs against it, followed by a
+daemon with its housekeeper. The server's slow log gives the longest call of each script and
+command. If permitted, the kernel schedules the server ahead of all other processes, so that it is
+not interrupted in the middle of a call. A command that would examine everything is interrupted
+after `--seconds`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.servers import ProcessServer, find_binary
 
 BAR_MS = 20.0
 DUE_SECONDS = 3_600  # from the start of the setup to the first due time; one row each 10 ms
-SOON, LATER = "3605s", "3615s"  # first due times, plus the time for the setup
-STEP = 5_000  # rows per script call of the setup
+SOON, LATER = "3605s", "3615s"  # first due times, plus the time that the setup takes
+STEP = 5_000  # rows that one script call of the setup writes
 LOGGED_US = 200
 HEAD = 90  # bytes of a script that the slow log keeps
 ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
@@ -115,7 +115,7 @@ def measure(server: ProcessServer, daemon: Daemon, options: argparse.Namespace) 
     """Return the longest calls of each command line, and of the daemon."""
     link = connect(server.settings, timeout=120.0, name="bench:commands")
     names = {script.sha: script.name for script in scripts.load().values()}
-    daemon.wait_event("daemon.ready")  # it has created the topic and its group
+    daemon.wait_event("daemon.ready")  # the daemon has created the topic and its group
     daemon.stop()
     started = time.monotonic()
     fill(link, daemon, options)
@@ -161,7 +161,7 @@ def fill(link: Connection, daemon: Daemon, options: argparse.Namespace) -> None:
 
 
 def run(daemon: Daemon, command: tuple[str, ...], seconds: float) -> None:
-    """Run one command, and interrupt it after `seconds`."""
+    """Run one command, and interrupt it after a number of seconds."""
     line = [sys.executable, "-m", "streamqd", "--config", str(daemon.config_path), *command]
     child = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
@@ -176,7 +176,7 @@ def run(daemon: Daemon, command: tuple[str, ...], seconds: float) -> None:
 
 
 def read_longest_calls(link: Connection, names: dict[str, str]) -> dict[str, float]:
-    """Return the milliseconds of the longest call of each script and command in the slow log."""
+    """Return the longest call of each script and command in the slow log, in ms."""
     sources = {script.name: script.source for script in scripts.load().values()}
     spent: dict[str, float] = {}
     log: list[Any] = link.execute("SLOWLOG", "GET", -1)
@@ -196,7 +196,7 @@ def read_longest_calls(link: Connection, names: dict[str, str]) -> dict[str, flo
 
 
 def table(found: Found) -> str:
-    """Return Markdown: the longest call of each script and command, and the line that made it."""
+    """Return Markdown: each script's or command's longest call, and the line that made it."""
     worst: dict[str, tuple[float, str]] = {}
     for step, spent in found.items():
         for name, taken in spent.items():

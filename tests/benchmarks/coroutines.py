@@ -2,7 +2,7 @@
 
 The loop is the code that a team writes without streamqd. It reads with XREADGROUP, starts one task
 for each message, and acknowledges with the next read, on the same event loop. It has no order of
-keys, no fence, no retries and no metrics. There is one process for each of two partitions, on this
+keys, no fence, no retries and no metrics. Each of the two partitions has its own process, on this
 machine.
 """
 
@@ -30,11 +30,11 @@ from tests.benchmarks.throughput import daemon_work
 from tests.support.machine import machine
 
 LOOPS = {"asyncio": 1.0, "uvloop": 1.2}  # the required ratio to the loop of redis.asyncio
-HANDLERS = ("later", "waiting")  # one returns immediately, one waits for 10 ms
+HANDLERS = ("later", "waiting")  # one handler returns immediately, and one waits for 10 ms
 
 
 def main() -> None:
-    """Run all measurements and print JSON and the bars."""
+    """Run all measurements, and print JSON and the bars."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--messages", type=int, default=200_000)
     arguments.add_argument("--rounds", type=int, default=5)
@@ -99,7 +99,7 @@ def _figures(works: list[Work]) -> dict[str, float]:
 
 
 def _ratio(ours: list[Work], theirs: list[Work], figure: Callable[[Work], float]) -> float:
-    """Return the median of the rounds' ratios: within a round, the machine's state is alike."""
+    """Return the median of the rounds' ratios. Within a round, the machine's state is similar."""
     pairs = zip(ours, theirs, strict=True)
     return round(statistics.median(figure(each) / figure(other) for each, other in pairs), 3)
 
@@ -110,7 +110,7 @@ def _ratio(ours: list[Work], theirs: list[Work], figure: Callable[[Work], float]
 def measure_bare_loop(
     path: str, count: int, handler: str, loop: str, lanes: int, keys: int
 ) -> Work:
-    """Handle `count` messages with redis.asyncio, from the first message to the last."""
+    """Measure redis.asyncio handling `count` messages, from the first to the last."""
     client = redis.Redis(unix_socket_path=path)
     client.flushall()
     streams = [f"bare:{number}" for number in range(PARTITIONS)]
@@ -156,7 +156,7 @@ async def _serve(path: str, stream: str, handler: str, lanes: int, gate: Any) ->
             await asyncio.sleep(SLEEP)
         done.append(entry_id)
         del running[entry_id]
-        if not room_made.done():  # cheaper than `asyncio.wait`, which checks every task
+        if not room_made.done():  # this is cheaper than `asyncio.wait`, which checks every task
             room_made.set_result(None)
 
     while True:

@@ -1,4 +1,4 @@
-"""The common style of all plots of the pages."""
+"""The style that all plots of the pages have in common."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def finish(axes: Axes, title: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure. The same data always gives the same bytes."""
+    """Write a figure to a file. The same data always gives the same bytes."""
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

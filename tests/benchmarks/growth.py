@@ -1,16 +1,16 @@
 """Measure how the daemon's cost grows with assignments and stored data: `make bench NAME=growth`.
 
-Each shape and each kind has its own private server and real daemon. A shape is TOPICSxPARTITIONS or
-TOPICSxPARTITIONSxGROUPS. It is measured at rest, and then while each group handles its backlog.
-After that, a small shape is measured at rest with growing amounts of one kind of data: waiting
-messages of a paused consumer, pending messages, retries and delayed sends, dead letters. No other
-client uses the server.
+Each shape and each kind of data has its own private server and real daemon. A shape is
+TOPICSxPARTITIONS or TOPICSxPARTITIONSxGROUPS. It is measured at rest, and then while each group
+handles its backlog. After that, a small shape is measured at rest with growing amounts of one kind
+of data: waiting messages of a paused consumer, pending messages, retries and delayed sends, and
+dead letters. No other client uses the server.
 
-Writes growth.json in ten minutes; `make bench NAME=growth-page` turns it into
-docs/internals/cost-by-size.md and its plots. 256 workers take 10 MiB each. A trial has fewer and
-smaller sizes, and its own file: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000
---least 9 --seconds 1 --settle 1 --output var/growth/benchmarks/growth.json`. With `--page`, its
-page and plots are written to var/growth.
+The benchmark writes growth.json in ten minutes. `make bench NAME=growth-page` turns this file into
+docs/internals/cost-by-size.md and its plots. The 256 workers take 10 MiB each. For a trial, use
+fewer and smaller sizes and another file: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000
+--least 9 --seconds 1 --settle 1 --output var/growth/benchmarks/growth.json`. With `--page`, the
+trial's page and plots are written to var/growth.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SHAPES = ("1x1", "4x1", "16x1", "64x1", "256x1", "16x1x2", "16x1x4", "16x1x8")
 PARTS = ("units", "amounts")
 SIZES = ("only", "shapes", "shape", "amounts", "messages", "least", "bytes", "seconds", "settle")
 OURS = ("supervisor", "housekeeper", "workers")
-WATCH_SECONDS = 0.1  # between two checks of the backlog
-PAUSED = "backlog"  # the kind that waits for a paused consumer
+WATCH_SECONDS = 0.1  # seconds between two checks of the backlog
+PAUSED = "backlog"  # the kind whose messages wait for a paused consumer
 
 
 def main() -> None:
-    """Measure and write the results, or write the page from them."""
+    """Measure and write the results, or write the page from existing results."""
     parser = argparse.ArgumentParser(prog="make bench NAME=growth", description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument(
@@ -82,8 +82,7 @@ def main() -> None:
     print(f"written to {options.output}; `make bench NAME=growth-page` makes the page of it")
 
 
-# --- assignments
-# ----------------------------------------------------------------------------------------
+# --- assignments ----------------------------------------------------------------------------------
 
 
 def measure_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
@@ -133,13 +132,13 @@ def cost_per_message(used: dict[str, float]) -> dict[str, float]:
 
 
 def make_pending(harness: Harness, count: int, body: str) -> None:
-    """Make `count` messages pending under a dead consumer. Our own consumers' share is bounded."""
+    """Make messages pending for a dead consumer, because the share of our own is bounded."""
     seed_backlog(harness, count, body)
     assert len(harness.fetch(count, MISSING_ENTRY)) == count
 
 
 def delay_messages(harness: Harness, count: int, body: str) -> None:
-    """Delay `count` messages: half as retries, half as delayed sends."""
+    """Delay `count` messages, half of them as retries and half as delayed sends."""
     seed_delayed(harness, count // 2, body)
 
 
@@ -174,15 +173,15 @@ def measure_kind(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]
 
 @contextmanager
 def private_host(options: argparse.Namespace) -> Iterator[Host]:
-    """A dedicated server and folder."""
+    """A private server and a private folder."""
     with open_host(options.server) as host:
-        host.pinger.close()  # keep the cost of its pings out of the figures
+        host.pinger.close()  # this excludes the cost of its pings from the figures
         yield host
 
 
 def start_daemon(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
-    """Start a daemon; return when it owns all assignments and its start-up work is done."""
-    # Keep the pending messages of the dead consumer where they are.
+    """Start a daemon. Return when it owns all assignments and has finished its start-up work."""
+    # This keeps the pending messages of the dead consumer where they are.
     daemon = host.daemon(shape, consumer={"reclaim_idle": "1d"})
     daemon.start()
     time_until(lambda: all(host.owners(shape)), "all is owned")
@@ -194,7 +193,7 @@ def start_daemon(host: Host, shape: Shape, options: argparse.Namespace) -> Daemo
 def measure_at_rest(
     host: Host, daemon: Daemon, shape: Shape, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return the resource use at rest, CPU in ms per second."""
+    """Return the resource use at rest. CPU is in ms per second."""
     used = measure_usage(host, daemon, shape, lambda: time.sleep(options.seconds))
     assert used["messages"] == 0, "it was not at rest"
     rates = {name: round(used[name] * 1000 / used["seconds"], 2) for name in (*OURS, "redis")}

@@ -83,7 +83,7 @@ The rows with an amount of 0 show the same daemon without messages:
 
 
 def write(path: Path) -> None:
-    """Write the plots next to the results, and the page one folder above."""
+    """Write the plots next to the results, and the page one folder above them."""
     from tests.benchmarks import growth_plots  # matplotlib is not a test dependency
 
     results: dict[str, Any] = json.loads(path.read_text())
@@ -134,7 +134,7 @@ def render_page(results: dict[str, Any]) -> str:
 
 
 def group_by_growth(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group the shapes by their growing part: topics and partitions, or groups."""
+    """Group the shapes by the part of them that grows: topics and partitions, or groups."""
     rows = sorted(rows, key=lambda row: row["units"])
     places = {(row["topics"], row["partitions"]) for row in rows if row["groups"] > 1}
     found = {
@@ -145,7 +145,7 @@ def group_by_growth(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def handling_us(row: Row) -> float:
-    """Return the microseconds of worker and server per message."""
+    """Return the microseconds that worker and server spend on a message."""
     work: dict[str, float] = row["work"]
     return work["workers, us/message"] + work["redis, us/message"]
 
@@ -154,7 +154,7 @@ def handling_us(row: Row) -> float:
 
 
 def _describe_assignment_cost(what: str, rows: list[Row]) -> str:
-    """Compute the cost of one more assignment, and the change in the cost per message."""
+    """Describe the cost of one more assignment, and the change in the cost per message."""
     few, many = rows[0], rows[-1]
     more = many["units"] - few["units"]
     ours, redis = (
@@ -177,7 +177,7 @@ def _describe_assignment_cost(what: str, rows: list[Row]) -> str:
 
 
 def _describe_stored_cost(kind: str, rows: list[Row]) -> str:
-    """Compare the idle cost at the smallest amount above zero and at the largest."""
+    """Compare the idle cost at the smallest amount above zero with that at the largest."""
     few, many = next((row for row in rows if row["amount"]), rows[0]), rows[-1]
     streamqd, redis = (
         f"from {few[key]:,.2f} to {many[key]:,.2f} ms/s ({_format_change(few[key], many[key])})"

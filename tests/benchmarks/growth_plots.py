@@ -39,7 +39,7 @@ def assignments(curves: dict[str, list[Row]], path: Path) -> None:
 
 
 def amounts(kinds: dict[str, list[Row]], path: Path) -> None:
-    """Draw the cost at rest by stored amount. The logarithmic scale leaves out zero."""
+    """Draw the cost at rest by stored amount. The logarithmic scale has no room for zero."""
     figure, both = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for axes, name, title in zip(
         both, ("ours, ms/s", "redis, ms/s"), ("ours, at rest", "Redis, at rest"), strict=True

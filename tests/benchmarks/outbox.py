@@ -1,7 +1,7 @@
 """Compare the relay of an outbox with a bare loop, in one run: `make bench NAME=outbox`.
 
 The bare loop reads 512 rows with SELECT … FOR UPDATE SKIP LOCKED (SQLite: BEGIN IMMEDIATE), adds
-their keys and payloads with a pipeline of XADD, deletes them and commits. It routes nothing,
+their keys and payloads with a pipeline of XADD, deletes the rows and commits. It routes nothing and
 records nothing, and sends rows twice if it is killed before its commit. Both use the same database,
 server and rows, in turns. Compare the ratios. The clock starts before the connections are opened,
 and stops when the table is empty.
@@ -38,7 +38,7 @@ from tests.support.servers import NoServerError
 
 TOPIC = "bench"
 BATCH = 512
-LEAST = 0.6  # of the bare loop
+LEAST = 0.6  # the required ratio to the bare loop
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def _compare(database: DatabaseServer, path: str, options: argparse.Namespace) -
     return {
         **{name: round(rate) for name, rate in medians.items()},
         "ratio": round(ratio, 2),
-        # Of this process alone, so that the load of the machine matters less.
+        # CPU of this process alone, so that the load of the machine matters less.
         **{
             f"{name}, CPU us per row": round(statistics.median(found) * 1e6, 1)
             for name, found in costs.items()

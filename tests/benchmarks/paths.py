@@ -1,4 +1,4 @@
-"""Other paths of a message for `make bench NAME=quick`: concurrency, failures, wake-up."""
+"""Other paths of a message for `make bench NAME=quick`: concurrency, failures and wake-up."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.benchmarks.throughput import daemon_work
 
 LANES = 100
 KEYS = 1000
-SLEEP = 0.01  # duration of the handler `waiting`
-PER_SECOND = 200  # messages, for the wake-up
+SLEEP = 0.01  # seconds that the handler `waiting` takes
+PER_SECOND = 200  # messages per second when the wake-up is measured
 SECONDS = 5
 ORDERED = f'concurrency = {LANES}\norder = "key"\n'
 LONG = 'backoff = { kind = "fixed", base = "1h", max = "1h", jitter = "none" }\n'
 
 
 def measure(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], list[Bar]]:
-    """Measure all paths. Returns the figures and their bars."""
+    """Measure all paths. Return the figures and their bars."""
     some = max(10_000, messages // 4)
     ideal = quick.PARTITIONS * LANES / SLEEP
 
@@ -60,7 +60,7 @@ def measure(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], list
 
 
 def measure_wake_ups(path: str, rounds: int) -> dict[str, list[float]]:
-    """Measure from XADD to the start of the handler, at 200 messages a second: p50 and p99."""
+    """Measure the time from XADD to the handler's start, at 200 messages/s: p50 and p99 in us."""
     found: dict[str, list[list[float]]] = {"bare loop, us": [], "streamqd, us": []}
     for _ in range(rounds):
         for name, reader in (("bare loop, us", _bare_reader), ("streamqd, us", _daemon_reader)):
@@ -72,16 +72,16 @@ def measure_wake_ups(path: str, rounds: int) -> dict[str, list[float]]:
 
 
 def measure_daemon_wake_up(path: str) -> list[float]:
-    """Measure the wake-up of the daemon alone: p50 and p99, in us."""
+    """Measure the wake-up of the daemon alone: p50 and p99 in us."""
     return _measure_delays(path, _daemon_reader)
 
 
 def _measure_delays(path: str, reader: Callable[[str, Path], list[int]]) -> list[float]:
-    """Return p50 and p99, in us."""
+    """Return p50 and p99 of the delays, in us."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder, "ledger")
         ledger.touch()
-        late = sorted(reader(path, ledger)[20:])  # the first ones warm everything up
+        late = sorted(reader(path, ledger)[20:])  # the first messages only warm everything up
         return [late[len(late) // 2] / 1e3, late[len(late) * 99 // 100] / 1e3]
 
 
@@ -122,7 +122,7 @@ def _read_stream(path: str, ledger: Path) -> None:
 
 
 def _send_and_read_delays(path: str, stream: str, lines: Callable[[], list[int]]) -> list[int]:
-    """Send at a steady pace; return the delay of each message, in ns."""
+    """Send messages at a steady pace. Return the delay of each message, in ns."""
     client = redis.Redis(unix_socket_path=path)
     count, due = PER_SECOND * SECONDS, time.monotonic()
     for _ in range(count):

@@ -2,9 +2,9 @@
 
 There is one private server, one worker in this process, a handler that does almost nothing, and a
 backlog of many keys. With requeue, a dedicated thread plays the housekeeper's part and brings
-retries back, so the figures show requeue at its best. The figures are from one machine: compare the
-ratios, to the same policy without failures and to requeue. CPU is that of the whole process. On a
-busy machine, it is more meaningful than the throughput.
+retries back, so the figures show requeue at its best. The figures are from one machine, so compare
+the ratios to the same policy without failures, and to requeue. CPU is that of the whole process. On
+a busy machine, CPU says more than the throughput.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ POLICIES: dict[str, dict[str, Any]] = {
     "hold-key, order = key, 8 at a time": {"on_error": "hold-key", "concurrency": 8},
 }
 BACKOFF = Backoff("fixed", 0.05, 0.05, "none")
-FILL = 500  # entries of one write
+FILL = 500  # entries per write
 SHARES = (0.0, 0.01, 0.05)
 
-Found = dict[tuple[str, float], list[tuple[float, float]]]  # rate and CPU of each round
+Found = dict[tuple[str, float], list[tuple[float, float]]]  # (rate, CPU) of each round
 
 
 def main() -> None:
-    """Run all measurements and print JSON."""
+    """Run all measurements, and print JSON."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--messages", type=int, default=50_000)
     arguments.add_argument("--keys", type=int, default=10_000)
@@ -54,7 +54,8 @@ def main() -> None:
     life.PATIENCE = 600.0
     results: dict[str, Any] = {"machine": machine(), **vars(options), "output": None}
     with server(aof=False) as path:
-        # Round by round, so that other load on the machine affects all policies alike.
+        # The policies run round by round, so that other load on the machine affects all of them
+        # alike.
         found: Found = {(name, share): [] for name in POLICIES for share in SHARES}
         for _ in range(options.rounds):
             for name, share in found:
@@ -92,7 +93,7 @@ def _ratio(found: Found, one: tuple[str, float], other: tuple[str, float]) -> fl
 def run(
     path: str, options: argparse.Namespace, policy: dict[str, Any], share: float
 ) -> tuple[float, float]:
-    """Return messages per second and CPU microseconds per message; each message counts once."""
+    """Return messages/s and the CPU us per message. Each message counts once."""
     settings = replace(Settings().redis, url=f"unix://{path}")
     link = connect(settings, timeout=10.0, name="bench:fill")
     link.execute("FLUSHALL")
@@ -132,7 +133,7 @@ def run(
 
 
 def fill(link: Connection, stream: str, count: int, keys: int, chance: random.Random) -> None:
-    """Write a backlog: each entry has a random key, and its number as the payload."""
+    """Write a backlog. Each entry has a random key, and its number as the payload."""
     for first in range(0, count, FILL):
         link.pipeline(
             [
@@ -143,7 +144,7 @@ def fill(link: Connection, stream: str, count: int, keys: int, chance: random.Ra
 
 
 def promote(path: str, over: threading.Event) -> None:
-    """Promote due retries continually."""
+    """Promote retries that are due, continually."""
     link = connect(
         replace(Settings().redis, url=f"unix://{path}"), timeout=10.0, name="bench:retry"
     )

@@ -2,12 +2,12 @@
 
 Compare the ratios. The bare client is redis-py with hiredis, as in `make bench`: one XADD per call
 with `execute_command`, which is faster than its `xadd`. `pipelined` sends the same in pipelines of
-512. Our producers do more: they route by the partition count, which a script compares as it writes,
-and report the meaning of a lost reply. `four threads` share one producer. Its lock lets only one
-send at a time, so the bar is that of one thread.
+512. Our producers do more: they route by the partition count, which a script compares while it
+writes, and they report the meaning of a lost reply. `four threads` share one producer. Its lock
+lets only one of them send at a time, so their bar is the same as that of one thread.
 
 Before the clock starts, connections are open, and scripts and topics are known. The clock stops
-when all replies are in. CPU is that of this process, all threads together.
+once all replies have arrived. CPU is that of this process, with all its threads.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tests.benchmarks.bars import Bar, print_bars
 from tests.benchmarks.quick import PAYLOAD, machine, server
 
 STREAM = "stream:topic:{bench:p:0}"
-CHUNK = 512  # messages of one pipeline
-TASKS = 200  # concurrent asynchronous sends
+CHUNK = 512  # messages per pipeline
+TASKS = 200  # asynchronous sends that run at a time
 TOPICS = 10
 THREADS = 4
-SINGLES = 10  # one in this many messages is sent by the ways that wait for each reply
+SINGLES = 10  # ways that wait for each reply send only one in this many messages
 
 Send = Callable[[int], object]  # sends that number of messages
 
@@ -85,7 +85,7 @@ def main() -> None:
 def measure(
     way: Callable[[str], AbstractContextManager[Send]], path: str, count: int
 ) -> tuple[float, float]:
-    """Return messages per second, and CPU of this process in us per message, of one way."""
+    """Return the messages per second of one way, and this process's CPU in us per message."""
     redis.Redis(unix_socket_path=path).flushall()
     with way(path) as send:
         send(1)

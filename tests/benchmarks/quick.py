@@ -1,11 +1,11 @@
 """Measure the hot path, takeover and hand-over against their bars: `make bench NAME=quick`.
 
-It takes a few minutes, on one private server and this machine only. The results are medians of
-several rounds. The limit is a bare redis-py loop with our access pattern: one pipelined round trip
-of XACK and XREADGROUP per batch, then a plain call per message. The loop has no fence, blame,
-metrics or retries, and runs in turn with the daemon in every round. The figures are from one
-machine: compare the ratios. The required figures are printed at the end. `tests.benchmarks.paths`
-measures the other paths of a message, `produce` the producers.
+The benchmark takes a few minutes, and uses one private server and only this machine. The results
+are medians of several rounds. The limit is a bare redis-py loop with our access pattern: for each
+batch, one pipelined round trip with XACK and XREADGROUP, then a plain call for each message. The
+loop has no fence, blame, metrics or retries, and runs in turn with the daemon in every round. The
+figures are from one machine, so compare the ratios. The required figures are printed at the end.
+`tests.benchmarks.paths` measures the other paths of a message, and `produce` the producers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.machine import machine
 
 PARTITIONS = 2
 PAYLOAD = b"x" * 100
-PYTHON = sys.executable  # for the daemons; `beside` sets the one of another tree
+PYTHON = sys.executable  # Python for the daemons; `beside` sets that of another tree
 HANDLER = """
 import asyncio, os, time
 
@@ -63,8 +63,8 @@ def slow(message):
 
 
 def main() -> None:
-    """Run all measurements and print JSON and the bars."""
-    from tests.benchmarks import paths, throughput  # they need this module
+    """Run all measurements, and print JSON and the bars."""
+    from tests.benchmarks import paths, throughput  # these modules import this one
 
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--messages", type=int, default=200_000)
@@ -81,7 +81,7 @@ def main() -> None:
             bars.append(Bar(f"handled/s of the bare loop, {name}", found["ratio"], 0.8))
             what = f"CPU of Redis of the bare loop's, {name}"
             bars.append(Bar(what, found["ratio of Redis CPU"], 1.15, at_most=True))
-            some = options.messages // 4  # each takes longer
+            some = options.messages // 4  # each of these messages takes longer
             found = throughput.compare_throughput(
                 path, some, options.rounds, throughput.log_lines()
             )
@@ -108,10 +108,10 @@ def main() -> None:
 
 
 def measure_takeover(path: str, rounds: int) -> dict[str, float]:
-    """Time from the SIGKILL of a worker in a run to the next handler start on its partition.
+    """Measure the time from the SIGKILL of a worker during a run to the partition's next run.
 
-    A kill between two runs differs: the supervisor attributes it to the code or the host, and waits
-    before a start that follows such a death too soon.
+    A kill between two runs is different, because the supervisor attributes it to the code or the
+    host. After such a death, it waits before the next start if that would be too soon.
     """
     redis.Redis(unix_socket_path=path).flushall()
     times = []
@@ -132,7 +132,10 @@ def measure_takeover(path: str, rounds: int) -> dict[str, float]:
 
 
 def measure_reload_gap(path: str, rounds: int) -> dict[str, float]:
-    """Time from the last start of a 2 ms handler in the old worker to the first in the new one."""
+    """Measure the gap of a reload: from the old worker's last start to the new one's first.
+
+    The handler takes 2 ms.
+    """
     redis.Redis(unix_socket_path=path).flushall()
     times = []
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +156,7 @@ def measure_reload_gap(path: str, rounds: int) -> dict[str, float]:
 
 
 def measure_handover(path: str, rounds: int) -> dict[str, float]:
-    """Time from the SIGTERM of one of two instances until the other has acquired all partitions."""
+    """Measure the time from SIGTERM until another instance has acquired all partitions."""
     times = []
     for _ in range(rounds):
         redis.Redis(unix_socket_path=path).flushall()
@@ -215,7 +218,7 @@ def _summary(times: list[float]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def server(*, aof: bool) -> Iterator[str]:
-    """A private server on a unix socket."""
+    """Run a private server on a unix socket."""
     from streamqd.embedded import find_server
 
     with tempfile.TemporaryDirectory() as folder:
@@ -253,7 +256,10 @@ def daemon(
     extra: str = "",
     env: dict[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The real daemon as a process. `handler` is one of those above, or any `module:function`."""
+    """Run the real daemon as a process.
+
+    `handler` is one of the handlers above, or any `module:function`.
+    """
     reference = handler if ":" in handler else f"bench_handler:{handler}"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "bench_handler.py").write_text(HANDLER)
@@ -268,7 +274,8 @@ def daemon(
         process = subprocess.Popen(
             [PYTHON, "-m", "streamqd", "--config", str(config)],
             stderr=subprocess.DEVNULL,
-            # An installed package has compiled files. Without them, a start mostly compiles.
+            # An installed package contains compiled files. Without them, a start spends most of its
+            # time compiling.
             env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""} | (env or {}),
             cwd=folder,  # not a source tree, whose package would run instead
         )
@@ -280,7 +287,7 @@ def daemon(
 
 
 def wait_ready(path: str, partitions: int = PARTITIONS, groups: Sequence[str] = ("g",)) -> None:
-    """Wait until every partition has a running worker, in each group."""
+    """Wait until every partition has a running worker in each group."""
     client = redis.Redis(unix_socket_path=path)
     for group in groups:
         wait(lambda g=group: sum(_owners(client, partitions, g).values()) == partitions)  # type: ignore[misc]
@@ -291,7 +298,7 @@ def worker_states(path: str) -> set[str]:
     """Return the states of the workers of instance `one`."""
     raw = redis.Redis(unix_socket_path=path).get("streaming:mq:instance:{default}:one")
     summary = json.loads(raw) if raw else {}
-    # Older trees, which `beside` measures, called an assignment an assignment.
+    # Older trees, which `beside` may measure, publish the assignments under `units`.
     assignments = summary.get("assignments") or summary.get("units", ())
     return {str(each["state"]).upper() for each in assignments}
 
@@ -305,9 +312,9 @@ def fill(
     bodies: Sequence[bytes] = (PAYLOAD,),
     more: Sequence[bytes] = (),
 ) -> None:
-    """Write `count` packed entries over the streams on one connection, with keys if `keys` is set.
+    """Write `count` packed entries, spread over the streams, on one connection.
 
-    The bodies are taken in turns.
+    If `keys` is not 0, the entries have that many different keys. The bodies are used in turns.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
@@ -330,12 +337,12 @@ def fill(
 
 
 def stream(number: int) -> str:
-    """Return the stream of a partition."""
+    """Return the key of a partition's stream."""
     return f"stream:topic:{{bench:p:{number}}}"
 
 
 def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    """Poll a condition; raise TimeoutError if it does not come true."""
+    """Poll a condition until it is true. Raise TimeoutError if this takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

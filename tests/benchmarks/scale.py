@@ -1,23 +1,23 @@
 """Measure an instance with hundreds of assignments, and script times: `make bench NAME=scale`.
 
-It runs real daemons on a private server. A shape is TOPICSxPARTITIONS or TOPICSxPARTITIONSxGROUPS.
-Each shape is measured in these states: empty; paused with a full backlog, first while the
-housekeeper promotes due messages and deletes old dead letters, then afterwards; after the death of
-a worker with many pending messages; at work, including the takeover from a dead consumer and
-trimming; with messages that fail twice and are dead-lettered; and idle with all remaining data.
-The cost of the daemon must be the same in the first and the last state. All work that the run
-claims is counted.
+The benchmark runs real daemons on a private server. A shape is TOPICSxPARTITIONS or
+TOPICSxPARTITIONSxGROUPS. Each shape is measured in these states: empty; paused with a full backlog,
+first while the housekeeper promotes due messages and deletes old dead letters, then afterwards;
+after the death of a worker with many pending messages; at work, including the takeover from a dead
+consumer and trimming; with messages that fail twice and are dead-lettered; and idle with all
+remaining data. The cost of the daemon must be the same in the first and the last state. All work
+that the run claims is counted.
 
-The server's slow log and latency monitor report everything above 5 ms, over the whole run. Another
-client sends PING all the time and reports its wait. Their commands are not counted, but their CPU
+The server's slow log and latency monitor report everything above 5 ms over the whole run. Another
+client sends PING all the time and reports its wait. Its commands are not counted, but their CPU
 time is part of the server's. The figures are from one machine. On a busy machine, all three blame
 the server for time in which it did not run. To avoid this, pass --first, if permitted: the kernel
 then schedules the server ahead of everything else.
 
-Writes scale.json and scale.md to a folder. The defaults are a trial. For the full run, set
-`ARGS="--shapes 1x1 256x1 16x16 --backlog 10000000 --delayed 1000000 --dead 1000000
---pending 1000000 --keep 1000000 --takeover 64 --seconds 20"`. It takes more than 15 minutes,
-4 GiB for the server and 10 MiB for each of 256 workers.
+The results are written to scale.json and scale.md in a folder. The defaults are a trial. For the
+full run, set `ARGS="--shapes 1x1 256x1 16x16 --backlog 10000000 --delayed 1000000 --dead 1000000
+--pending 1000000 --keep 1000000 --takeover 64 --seconds 20"`. It takes more than 15 minutes, 4 GiB
+for the server, and 10 MiB for each of 256 workers.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from tests.support.costs import seed_backlog, seed_dead_letters, seed_delayed, s
 from tests.support.daemon import Daemon
 
 SIZES = ("backlog", "delayed", "dead", "pending", "failing", "keep", "bytes", "seconds")
-LETTERS_STAY = 3600.0  # seconds; half of the written dead letters are older
-NODE = 100  # entries that a stream drops together, so this many more may stay
-MISSING_ENTRY = "gone"  # a consumer without a process
+LETTERS_STAY = 3600.0  # seconds; half of the dead letters that are written are older
+NODE = 100  # entries that a stream drops together, so up to this many more may remain
+MISSING_ENTRY = "gone"  # a consumer that has no process
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def print_result(name: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Print one result immediately."""
+    """Print a result as soon as it is available."""
     print(name, json.dumps(result), flush=True)
     return result
 
@@ -110,7 +110,7 @@ def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
 
 
 class Trial:
-    """One shape on one host."""
+    """A shape on its own host."""
 
     def __init__(self, host: Host, shape: Shape, options: argparse.Namespace) -> None:
         self.host, self.shape, self.options = host, shape, options
@@ -130,7 +130,7 @@ class Trial:
         found["start to all owned, s"] = time_until(lambda: all(host.owners(shape)), "all is owned")
         daemon.wait_event("daemon.ready", timeout=PATIENCE)
         found["slow at the start"] = host.take_longest_delays()
-        time.sleep(seconds)  # one-time work after a start is not idle cost
+        time.sleep(seconds)  # one-time work after a start does not belong to the idle cost
         self.measure_state("idle, empty")
         daemon.pause()
         self.fill()
@@ -157,10 +157,10 @@ class Trial:
         return found
 
     def fill(self) -> None:
-        """Write pending, backlog, delayed and dead messages, evenly over all partitions.
+        """Write pending, unread, delayed and dead messages, evenly over all partitions.
 
         Half of the delayed messages are due immediately, and half of the dead letters are too old.
-        Half of the pending messages belong to a dead consumer, half to the worker of the first
+        Half of the pending messages belong to a dead consumer, and half to the worker of the first
         partition.
         """
         sizes, body, first = self.options, "x" * self.options.bytes, self.shape.places[0]
@@ -184,7 +184,10 @@ class Trial:
         self.kept = sizes.dead // 2 // everywhere * everywhere
 
     def has_expired_dead_letters(self) -> bool:
-        """Return True if expired dead letters are left. The server removes whole nodes."""
+        """Return True if expired dead letters are left, apart from those of incomplete nodes.
+
+        The server removes only whole nodes.
+        """
         return self.host.count_dead(self.shape)[1] > self.kept + NODE * len(self.shape.places)
 
     def is_trimmed(self) -> bool:
@@ -220,7 +223,7 @@ class Trial:
         self.found["backlog handled within, s"] = round(time.monotonic() - self.began, 2)
 
     def fail(self) -> None:
-        """Handle messages that fail twice and are dead-lettered."""
+        """Handle messages that fail twice and are then dead-lettered."""
         host, shape = self.host, self.shape
         began = time.monotonic()
         each = self.options.failing // len(shape.places)
@@ -231,7 +234,7 @@ class Trial:
         self.found["failing dead within, s"] = round(time.monotonic() - began, 2)
 
     def count(self) -> None:
-        """Count messages reclaimed from the dead consumer, and those the housekeeper removed."""
+        """Count the messages reclaimed from the dead consumer, and those that were removed."""
         taken = self.daemon.events("entries.reclaimed")
         self.found["done"]["reclaimed"] = sum(each["entries"] for each in taken)
         for name, (ever, there) in (
@@ -241,7 +244,7 @@ class Trial:
             self.found["done"][name] = ever - there
 
     def measure_state(self, name: str, done: Callable[[], bool] | None = None) -> None:
-        """Record resource use for some seconds, or until `done`."""
+        """Record the resource use for some seconds, or until `done` returns True."""
         seconds = self.options.seconds
         self.found["looks"][name] = measure_state(self.host, self.daemon, self.shape, seconds, done)
 
@@ -253,9 +256,9 @@ def measure_state(
     seconds: float,
     done: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
-    """Measure resource use for some seconds, or until `done`.
+    """Measure the resource use for some seconds, or until `done` returns True.
 
-    All values are per second, CPU in ms.
+    All values are per second. CPU is in ms.
     """
 
     def wait() -> None:
@@ -283,7 +286,10 @@ def measure_state(
 def measure_usage(
     host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]
 ) -> dict[str, float]:
-    """Return resource use during a call: elapsed and CPU seconds, commands, messages handled."""
+    """Return the resource use while `wait` runs.
+
+    It consists of elapsed and CPU seconds, commands, and handled messages.
+    """
     names = pids_by_kind(host, daemon)
     handled, asked = host.handled(shape), host.asked
     began, before = time.monotonic(), {name: cpu_seconds(pids) for name, pids in names.items()}
@@ -313,7 +319,7 @@ def pids_by_kind(host: Host, daemon: Daemon) -> dict[str, list[int]]:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """Return the CPU seconds of all threads of `pids`. Exited threads no longer count."""
+    """Return the CPU seconds of all threads of these processes. Exited threads do not count."""
     used = 0
     for pid in pids:
         for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -323,7 +329,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def memory_by_kind(daemon: Daemon) -> dict[str, float]:
-    """Return the PSS of each kind of process, in MiB; for workers, the median and the largest."""
+    """Return the PSS of each kind of process, in MiB. For workers, return median and largest."""
     sizes: dict[str, list[float]] = {"supervisor": [], "housekeeper": [], "worker": []}
     for title, pid in daemon.titles().items():
         kind = next((kind for kind in sizes if kind in title), "")
@@ -339,9 +345,10 @@ def memory_by_kind(daemon: Daemon) -> dict[str, float]:
 
 
 def measure_first_message(host: Host) -> dict[str, Any]:
-    """Measure from a daemon's start until it handled a waiting message in each partition.
+    """Measure the time from a daemon's start until it handled a message in each partition.
 
-    The topic exists, as after any restart. Returns the median of five starts.
+    The messages are waiting, and the topic exists, as after any restart. Return the median of five
+    starts.
     """
     shape = Shape(1, 4)
     daemon = host.daemon(shape)
@@ -363,7 +370,10 @@ def measure_first_message(host: Host) -> dict[str, Any]:
 
 
 def measure_takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
-    """Signal one of two instances with `count` partitions each; time the takeover by the other."""
+    """Signal one of two instances, and time the takeover of its partitions by the other.
+
+    Each of the instances has `count` partitions.
+    """
     shape = Shape(1, 2 * count)
     for name in ("one", "two"):
         host.daemon(shape, name).start()

@@ -1,4 +1,4 @@
-"""A server, its daemons, and everything slow on it, for `make bench NAME=scale`."""
+"""A server, its daemons, and everything that is slow on it, for `make bench NAME=scale`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW_KEPT = 8192
 PATIENCE = 3600.0
 SEED_MAX = 20_000  # messages per command
 OWN_NAME = "bench:scale"
-FAILING = "f"  # a message with this prefix in its body fails
+FAILING = "f"  # a message fails if its body starts with this
 CODE = f"""
 def obey(message):
     if message.payload.startswith(b"{FAILING}"):
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read `16x16` or `1x16x16`."""
+        """Parse a text such as `16x16` or `1x16x16`."""
         numbers = [int(part) for part in text.split("x")]
         if len(numbers) not in (2, 3) or min(numbers) < 1:
             raise argparse.ArgumentTypeError(f"{text}: a shape is 256x1, 16x16 or 1x16x16")
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Topic and number of every partition."""
+        """The topic and the number of every partition."""
         return [(f"t{t}", p) for t in range(self.topics) for p in range(self.partitions)]
 
     @property
@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 
 class Host:
-    """A server, a folder, and the daemons there."""
+    """A server, a folder, and the daemons that use them."""
 
     def __init__(self, server: ProcessServer, folder: Path) -> None:
         self.server = server
@@ -77,8 +77,8 @@ class Host:
         self.meter = Meter(self.link)
         self.keys = Keys()
         self.daemons: list[Daemon] = []
-        self.asked = 0  # commands of `left` and similar checks
-        self.longest: dict[str, float] = {}  # over the whole run, in ms
+        self.asked = 0  # number of commands that the checks of the benchmark have sent
+        self.longest: dict[str, float] = {}  # longest delays over the whole run, in ms
         self.pinger = Pinger(str(server.socket_path))
         self.link.execute("CONFIG", "SET", "latency-monitor-threshold", SLOW_MS)
         self.link.execute("CONFIG", "SET", "slowlog-log-slower-than", SLOW_MS * 1000)
@@ -91,9 +91,9 @@ class Host:
         topic: Mapping[str, Any] | None = None,
         consumer: Mapping[str, Any] | None = None,
     ) -> Daemon:
-        """Make a daemon that offers the assignments of a shape. It is not started.
+        """Return a daemon that offers the assignments of a shape. It is not started.
 
-        `topic` and `consumer` are settings of every topic and consumer.
+        `topic` and `consumer` are settings for every topic and every consumer.
         """
         made = Daemon(
             self.folder,
@@ -126,7 +126,7 @@ class Host:
     # --- state ---
 
     def owners(self, shape: Shape) -> list[str]:
-        """Return the owner of each assignment, '' for none."""
+        """Return the owner of each assignment, or '' if it has none."""
         fences = [self.keys.fence(*assignment) for assignment in shape.assignments]
         rows = self.link.pipeline([("HMGET", key, "token", "owner") for key in fences])
         return [owner.decode() if token else "" for token, owner in rows]
@@ -138,18 +138,18 @@ class Host:
                 yield dict(zip(flat[::2], flat[1::2], strict=True))
 
     def handled(self, shape: Shape) -> int:
-        """Return the number of messages read and settled, over all assignments."""
+        """Return how many messages have been read and settled, over all assignments."""
         groups = self._groups([self.keys.stream(*place) for place in shape.places])
         return sum(int(each[b"entries-read"] or 0) - int(each[b"pending"]) for each in groups)
 
     def count_unhandled(self, shape: Shape) -> int:
-        """Return the number of unread and pending messages and retries."""
+        """Return how many messages are unread or pending, or wait for a retry."""
         streams = [self.keys.stream(*place) for place in shape.places]
         streams += [self.keys.retry_stream(*assignment) for assignment in shape.assignments]
         return sum(int(each[b"lag"] or 0) + int(each[b"pending"]) for each in self._groups(streams))
 
     def count_due(self, shape: Shape) -> int:
-        """Return the number of retries and delayed sends that are due but not promoted."""
+        """Return how many retries and delayed sends are due but have not been promoted."""
         seconds, _ = self.link.execute("TIME")
         sets = [self.keys.retry(*assignment) for assignment in shape.assignments]
         sets += [self.keys.delayed_sends(*place) for place in shape.places]
@@ -157,7 +157,7 @@ class Host:
         return sum(self.link.pipeline([("ZCOUNT", key, 0, int(seconds) * 1000) for key in sets]))
 
     def count_entries(self, keys: list[str]) -> tuple[int, int]:
-        """Return the number of entries ever written to `keys`, and the number still there."""
+        """Return how many entries were ever written to these keys, and how many are still there."""
         self.asked += len(keys)
         found = self.link.pipeline_each([("XINFO", "STREAM", key) for key in keys])
         infos = [dict(zip(f[::2], f[1::2], strict=True)) for f in found if isinstance(f, list)]
@@ -167,19 +167,20 @@ class Host:
         )
 
     def messages(self, shape: Shape) -> tuple[int, int]:
-        """Return the number of messages ever sent, and the number still there."""
+        """Return how many messages were ever sent, and how many are still there."""
         return self.count_entries([self.keys.stream(*place) for place in shape.places])
 
     def count_dead(self, shape: Shape) -> tuple[int, int]:
-        """Return the number of dead letters ever written, and the number still there."""
+        """Return how many dead letters were ever written, and how many are still there."""
         return self.count_entries([self.keys.dlq(*place) for place in shape.places])
 
     # --- latency ---
 
     def take_longest_delays(self) -> Slow:
-        """Return the longest delay above SLOW_MS of each kind since the last call, in ms.
+        """Return each kind's longest delay above SLOW_MS since the last call, in ms.
 
-        Leaves out the benchmark's own commands, but not latency events, which name no client.
+        The benchmark's own commands are left out. Latency events are included, as they name no
+        client.
         """
         names = {script.sha: name for name, script in scripts.load().items()}
         commands: dict[str, float] = {}
@@ -203,16 +204,16 @@ class Host:
     def write(
         self, shape: Shape, seed: Callable[[Harness, int, str], object], count: int, body: str
     ) -> None:
-        """Seed `count` messages in each partition."""
+        """Write `count` messages to each partition."""
         self.take_longest_delays()
         for place in shape.places:
             harness = Harness(self.link, self.keys, Assignment(*place, "g0"))
             for begin in range(0, count, SEED_MAX):
                 seed(harness, min(SEED_MAX, count - begin), body)
-        self.link.execute("LATENCY", "RESET")  # ignore our own long commands
+        self.link.execute("LATENCY", "RESET")  # this ignores our own long commands
 
     def used_mib(self) -> float:
-        """Return the memory used by the server."""
+        """Return the memory that the server uses, in MiB."""
         info = self.link.execute("INFO", "memory").decode()
         used = next(line for line in info.splitlines() if line.startswith("used_memory:"))
         return round(int(used.partition(":")[2]) / (1 << 20), 1)
@@ -236,7 +237,7 @@ class Host:
 
 @contextmanager
 def open_host(word: str) -> Iterator[Host]:
-    """A private server, chosen by `word`, and a folder."""
+    """Run a private server, selected by `word`, with a folder."""
     with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
         host = Host(ProcessServer("bench", find_binary(word)), Path(folder))
         try:
@@ -248,7 +249,7 @@ def open_host(word: str) -> Iterator[Host]:
 def run_on_host(
     options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Run `work` on a private host; add the longest delays of the whole run."""
+    """Run `work` on a private host. Add the longest delays of the whole run to its results."""
     with open_host(options.server) as host:
         if options.first:
             host.server.come_first()
@@ -256,7 +257,7 @@ def run_on_host(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options common to all measurements on such a host."""
+    """Add the options that all measurements on such a host have in common."""
     parser.add_argument("--bytes", type=int, default=100, help="of each body")
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="how long each state is measured"
@@ -265,7 +266,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def time_until(condition: Callable[[], object], what: str) -> float:
-    """Wait for a condition; return the seconds it took."""
+    """Wait for a condition, and return the seconds that it took."""
     began = time.monotonic()
     wait_until(condition, timeout=PATIENCE, what=what)
     return round(time.monotonic() - began, 2)

@@ -1,4 +1,4 @@
-"""The results of `make bench NAME=scale` as tables."""
+"""Show the results of `make bench NAME=scale` as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another client of the server, which only measures its wait for replies.
+"""Another client of the server, which only measures how long it waits for replies.
 
 It is a separate process, so that the benchmark does not delay it.
 """
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import redis
 
-EVERY = 0.005  # seconds between two pings: a longer block cannot go unnoticed
+EVERY = 0.005  # seconds between two pings; no longer block can go unnoticed
 STOP_SECONDS = 10.0
 
 
 class Delays(NamedTuple):
-    """The number of some pings, their 99th percentile and the worst, in ms."""
+    """The number of pings, their 99th percentile and the longest one, in ms."""
 
     pings: int
     p99: float
@@ -26,7 +26,7 @@ class Delays(NamedTuple):
 
 
 class Pinger:
-    """Pings a server all the time."""
+    """Sends PING to a server all the time."""
 
     def __init__(self, path: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -35,7 +35,7 @@ class Pinger:
         self._process.start()
 
     def delays(self, *, whole: bool = False) -> Delays:
-        """Return the delays since the last call, or over the `whole` time."""
+        """Return the delays since the last call, or since the start if `whole` is True."""
         self._ours.send(whole)
         found: Delays = self._ours.recv()
         return found

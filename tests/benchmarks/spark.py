@@ -7,7 +7,7 @@ round. The results are medians of the rounds. The baselines are (a) one tuned pr
 data and guarantees nothing (`spark_single`), (b) Spark with rows as tuples, and (c) for the
 archive, Spark with Arrow batches whose rows Java writes. CPU seconds cover all processes except the
 server, including Java and Python workers. On a busy machine, CPU seconds are comparable, but
-elapsed seconds are not. The figures are from one machine: compare the ratios.
+elapsed seconds are not. The figures are from one machine, so compare the ratios.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tests.benchmarks.spark_jobs import TARGETS, TOPIC
 from tests.benchmarks.spark_tree import Cpu, Memory, adopt_orphans, read_cpu_seconds
 
 PARTITIONS = 4
-SMALL = 10_000  # rows of the cold run
+SMALL = 10_000  # number of rows of the cold run
 STREAMS = [f"stream:topic:{{{TOPIC}:p:{number}}}" for number in range(PARTITIONS)]
-# Kind of work -> measurements. The first is the baseline for the others.
+# Maps a kind of work to its measurements. The first is the baseline for the others.
 WORKS = {
     "read": ("single", "read", "read_tuples"),
     "archive": ("single", "archive", "archive_rows", "archive_tuples"),
@@ -60,7 +60,7 @@ NAMES = {
 
 
 def main() -> None:
-    """Run all measurements, print tables, write JSON."""
+    """Run all measurements, print tables, and write JSON."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--rounds", type=int, default=3)
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def prepare(path: str, count: int) -> None:
-    """Create the topics; fill one with `count` access log lines of about 110 bytes, with a key."""
+    """Create the topics. Fill one with `count` access log lines of about 110 bytes, with a key."""
     settings = config.Redis(url=f"unix://{path}")
     link, keys = (
         connect(settings, timeout=60.0, name="bench"),
@@ -153,7 +153,7 @@ def measure_warm(path: str, folder: Path, options: argparse.Namespace) -> dict[s
                     else:
                         one = ask(work)
                     print(number, kind, work, one, file=sys.stderr, flush=True)
-                    if number:  # the first round warms up
+                    if number:  # the first round only warms up
                         measured.setdefault(kind, {}).setdefault(work, []).append(one)
         empty_targets(path)
     return {
@@ -175,7 +175,7 @@ def _summary(rounds: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 
 
 def empty_targets(path: str) -> None:
-    """Empty the targets of writes."""
+    """Empty the topics and folders to which the measurements write."""
     client = connect(config.Redis(url=f"unix://{path}"), timeout=60.0, name="bench")
     for target in TARGETS.values():
         keys = [f"stream:topic:{{{target}:p:{number}}}" for number in range(PARTITIONS)]
@@ -186,7 +186,7 @@ def empty_targets(path: str) -> None:
 
 
 def run_single_process(path: str, folder: Path, work: str) -> dict[str, float]:
-    """Run one tuned process. It measures itself, without its start."""
+    """Run one tuned process. It measures its own work, without its start."""
     streams = STREAMS
     if work == "write":
         streams = [each.replace(TOPIC, TARGETS["write_tuples"]) for each in STREAMS]
@@ -199,7 +199,7 @@ def run_single_process(path: str, folder: Path, work: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def start_driver(path: str, folder: Path) -> Iterator[Any]:
-    """A warm session. Yields a function that runs one kind of work and returns its cost."""
+    """Run a warm session. Yield a function that does one kind of work and returns its cost."""
     command = [sys.executable, "-m", "tests.benchmarks.spark_jobs", path, str(folder)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -237,7 +237,7 @@ def _server_pid(path: str) -> int:
 
 
 def measure_cold(path: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """Archive a small topic once, timed from the command to its exit."""
+    """Archive a small topic once, timed from the start of the command to its exit."""
     works = {
         "single": _single_command(path, folder),
         "archive": _archive_command(path, folder),
@@ -302,7 +302,7 @@ def _measure_cold_driver(path: str, folder: Path, work: str) -> tuple[float, flo
 
 
 def _reap() -> None:
-    """Wait for orphans that this process adopted, except the server, which keeps running."""
+    """Wait for orphans that this process has adopted, except the server, which keeps running."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         ours = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -328,7 +328,7 @@ def _command(pid: int) -> bytes:
 
 
 def measure_whole_archive(path: str, folder: Path) -> dict[str, Any]:
-    """Archive all rows with the command; measure the memory of all its processes."""
+    """Archive all rows with the command, and measure the memory of all its processes."""
     _remove_archive(folder)
     began = time.monotonic()
     process = subprocess.Popen(
@@ -338,7 +338,7 @@ def measure_whole_archive(path: str, folder: Path) -> dict[str, Any]:
         document = json.loads(process.communicate()[0])
     seconds = time.monotonic() - began
     _reap()
-    # In the second third, Java is up and both are at work.
+    # In the second third, Java is up and running, and both are at work.
     third = max(1, len(memory.samples) // 3)
     middle, last = memory.samples[third : 2 * third], memory.samples[2 * third :]
     step = max(1, len(memory.samples) // 20)
@@ -362,7 +362,7 @@ def measure_whole_archive(path: str, folder: Path) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """Return the results as tables."""
+    """Return the results as Markdown tables."""
     lines = []
     if "warm" in found:
         lines += [

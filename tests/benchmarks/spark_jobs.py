@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.spark_jobs SOCKET FOLDER
 
-Each line is one word; the answer is one line of JSON with rows and seconds.
+Each line of input is one word. The answer is one line of JSON with rows and seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TARGETS = {"write": "copy", "write_tuples": "copies"}
 
 
 class TupleReader(TopicReader):
-    """The same reader, but it yields rows as tuples, as most Python sources do."""
+    """The same reader, but it yields rows as tuples, as most sources in Python do."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SpanPartition)
@@ -52,7 +52,7 @@ class TupleReader(TopicReader):
 
 
 class TupleSource(StreamqSource):
-    """Reads with rows as tuples."""
+    """A source that reads rows as tuples."""
 
     @classmethod
     def name(cls) -> str:
@@ -65,7 +65,7 @@ class TupleSource(StreamqSource):
 
 
 class TupleWriter(DataSourceWriter):
-    """Plain packed XADD, a row at a time, each at least once."""
+    """Writes rows with a plain packed XADD, one at a time and at least once each."""
 
     def __init__(self, path: str, streams: list[str]) -> None:
         self.path, self.streams = path, streams
@@ -92,7 +92,7 @@ class TupleWriter(DataSourceWriter):
 
 
 class TupleSink(DataSource):
-    """Writes rows that come as tuples."""
+    """A sink that writes rows which arrive as tuples."""
 
     @classmethod
     def name(cls) -> str:
@@ -122,7 +122,7 @@ class Jobs:
         return 0
 
     def archive(self) -> int:
-        """Write into a new archive each time."""
+        """Archive into a new archive each time."""
         archiver = Archiver(
             self.settings, self._empty("archive"), lambda: self.spark, lambda _: None
         )
@@ -170,7 +170,7 @@ class Jobs:
 def main() -> None:
     """Answer until the input is closed."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keep any other output apart from the answers
+    os.dup2(2, 1)  # keeps any other output apart from the answers
     jobs = Jobs(sys.argv[1], Path(sys.argv[2]))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:

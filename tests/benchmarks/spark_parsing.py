@@ -1,8 +1,8 @@
 """Compare payload parsing with Spark's `from_json` into Parquet: `make bench NAME=spark_parsing`.
 
-Each round reads the same raw Parquet files, parses them with one schema and writes Parquet. Ours
-also validates each payload, names each wrong column and writes the quarantine. The rounds of both
-alternate. Prints a table of ratios.
+Each round reads the same raw Parquet files, parses them with one schema and writes Parquet. Our
+code also validates each payload, names each wrong column and writes the quarantine. The rounds of
+both alternate. The benchmark prints a table of ratios.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WIDTHS = {6: 200_000, 60: 40_000, 220: 12_000}  # leaves -> rows
-SHARES = (0.0, 0.1, 1.0)  # of rows whose first column has a value of another type
+SHARES = (0.0, 0.1, 1.0)  # shares of rows whose first column has a value of another type
 FILES = 4
-_GROUP = 10  # leaves of a struct
+_GROUP = 10  # number of leaves in a struct
 _LEAVES: tuple[tuple[str, Callable[[int], Any]], ...] = (
     ("long", lambda n: n * 7919),
     ("string", lambda n: f"a text of some length, number {n}"),
@@ -42,7 +42,7 @@ _LEAVES: tuple[tuple[str, Callable[[int], Any]], ...] = (
 
 
 def make_schema(leaves: int) -> str:
-    """Return a schema: half of the leaves are columns, the rest are in structs of ten."""
+    """Return a schema. Half of the leaves are columns, and the others are in structs of ten."""
     kinds = [f"c{n} {_LEAVES[n % len(_LEAVES)][0]}" for n in range(leaves)]
     flat = kinds if leaves <= _GROUP else kinds[: leaves // 2]
     rest = [each.replace(" ", ": ", 1) for each in kinds[len(flat) :]]
@@ -51,7 +51,7 @@ def make_schema(leaves: int) -> str:
 
 
 def payload(leaves: int, row: int, *, wrong: bool) -> bytes:
-    """Return the payload of a row; a wrong one has a text in its first column."""
+    """Return the payload of a row. If it is wrong, its first column contains text."""
     values = [(f"c{n}", _LEAVES[n % len(_LEAVES)][1](row + n)) for n in range(leaves)]
     flat = leaves if leaves <= _GROUP else leaves // 2
     found: dict[str, Any] = dict(values[:flat])
@@ -63,7 +63,7 @@ def payload(leaves: int, row: int, *, wrong: bool) -> bytes:
 
 
 def write_raw(folder: Path, leaves: int, rows: int, share: float) -> None:
-    """Write files like those of a raw table, with only the required columns."""
+    """Write files like those of a raw table, but with only the required columns."""
     every = round(1 / share) if share else 0
     for file in range(FILES):
         numbers = range(file, rows, FILES)
@@ -89,7 +89,7 @@ def write_raw(folder: Path, leaves: int, rows: int, share: float) -> None:
 
 
 def parse_as_archive(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
-    """Parse as the archive does. Return the number of rows that fit, and of the others."""
+    """Parse as the archive does. Return how many rows fit, and how many do not."""
     kind = schemas.read_schema(schema)
     columns = pa.schema([*derived.parsed_columns(), *schemas.table_columns(kind)])
     into = fitting.PairFolders(
@@ -104,7 +104,7 @@ def parse_as_archive(frame: DataFrame, schema: str, out: Path) -> tuple[int, int
 
 
 def parse_with_spark(frame: DataFrame, schema: str, out: Path) -> None:
-    """Parse with Spark alone: lenient, without reasons."""
+    """Parse with Spark alone, which is lenient and gives no reasons."""
     from pyspark.sql import functions as f
 
     row = f.from_json(f.col("value").cast("string"), schema).alias("row")
@@ -120,7 +120,7 @@ def measure(spark: SparkSession, leaves: int, rows: int, share: float, rounds: i
         raw = Path(name, "raw")
         raw.mkdir()
         write_raw(raw, leaves, rows, share)
-        for number in range(rounds + 1):  # the first one warms up
+        for number in range(rounds + 1):  # the first round only warms up
             frame = spark.read.parquet(str(raw))
             out = Path(name, str(number))
             for of, work in enumerate((parse_with_spark, parse_as_archive)):
@@ -137,7 +137,7 @@ def measure(spark: SparkSession, leaves: int, rows: int, share: float, rounds: i
 
 
 def table(rows: Iterator[list[Any]]) -> None:
-    """Print the lines as they arrive, as Markdown."""
+    """Print the lines of a Markdown table as they arrive."""
     print("| Leaves | Wrong rows | Rows | `from_json`, s | streamqd, s | Ratio |")
     print("| --- | --- | --- | --- | --- | --- |")
     for each in rows:
@@ -145,7 +145,7 @@ def table(rows: Iterator[list[Any]]) -> None:
 
 
 def main() -> None:
-    """Measure all widths and shares."""
+    """Measure all widths and all shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of rows")

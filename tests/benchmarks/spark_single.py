@@ -3,8 +3,8 @@
     python -m tests.benchmarks.spark_single read|archive|write SOCKET FOLDER STREAM…
 
 It uses a bare socket, hiredis, pages of 5,000 entries whose only fields are payload and key, no
-cycle collection, and pyarrow with one thread. It has no resumption, no check for trimming, no fsync
-and no manifest. It prints the rows, and the seconds and CPU seconds of the work without the start.
+cycle collection, and pyarrow with one thread. It does not resume, check for trimming, call fsync or
+write a manifest. It prints the rows, and the seconds and CPU seconds of the work without the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyarrow import compute, parquet
 
 PAGE = 5_000
 GROUP_ROWS = 1 << 17
-BATCH = 500  # entries of one write
+BATCH = 500  # entries per write
 
 
 class Connection:
@@ -74,12 +74,12 @@ def batch(page: list[Any]) -> pa.RecordBatch:
 
 
 def read(connection: Connection, _folder: Path, streams: list[str]) -> int:
-    """Read into Arrow, keep nothing."""
+    """Read the streams into Arrow, and keep nothing."""
     return sum(each.num_rows for stream in streams for each in batches(connection, stream))
 
 
 def archive(connection: Connection, folder: Path, streams: list[str]) -> int:
-    """Read into zstd Parquet, one file per stream, with the same row groups as ours."""
+    """Read the streams into zstd Parquet, one file per stream, with the same row groups as ours."""
     total = 0
     for number, stream in enumerate(streams):
         writer, held, rows = None, [], 0
@@ -103,7 +103,10 @@ def archive(connection: Connection, folder: Path, streams: list[str]) -> int:
 
 
 def write(connection: Connection, folder: Path, streams: list[str]) -> int:
-    """Write Parquet files with key and value into streams: plain packed XADD, without repeats."""
+    """Write Parquet files with key and value to streams, with a plain packed XADD.
+
+    The baseline has no protection against writing rows twice.
+    """
     total = 0
     for number, path in enumerate(sorted(folder.rglob("*.parquet"))):
         stream = streams[number % len(streams)]
@@ -122,7 +125,7 @@ def write(connection: Connection, folder: Path, streams: list[str]) -> int:
 
 
 def main() -> None:
-    """Run the work named by the arguments; print one line of JSON."""
+    """Do the work that the arguments name, and print one line of JSON."""
     work, path, folder, *streams = sys.argv[1:]
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

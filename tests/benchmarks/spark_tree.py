@@ -1,4 +1,4 @@
-"""CPU seconds and memory of one process and all its descendants."""
+"""Measure the CPU seconds and the memory of a process and all its descendants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Make processes whose parent exits children of this one, so that none is lost."""
+    """Let this process adopt processes whose parent exits, so that none of them is lost."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -47,7 +47,7 @@ def _stat(pid: int) -> list[str]:
 class Cpu:
     """Adds up the CPU seconds of a process tree, including processes that exit in the meantime.
 
-    It samples ten times a second: CPU time after a process's last sample is lost.
+    It takes a sample ten times a second. The CPU time of a process after its last sample is lost.
     """
 
     def __init__(self, root: int) -> None:
@@ -70,12 +70,12 @@ class Cpu:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds since the block started."""
+        """The CPU seconds since the block started."""
         return sum(self._last.values()) - sum(self._began.values())
 
     @property
     def total(self) -> float:
-        """CPU seconds since the tree's first process started."""
+        """The CPU seconds since the first process of the tree started."""
         return sum(self._last.values())
 
     def by_kind(self) -> dict[str, float]:
@@ -96,11 +96,11 @@ class Cpu:
 
 
 class Memory:
-    """Watches a process tree from a thread; `peak` is the largest PSS of each kind, in MiB."""
+    """Observes a process tree from a thread. `peak` is the largest PSS of each kind, in MiB."""
 
     def __init__(self, root: int, interval: float = 0.25) -> None:
         self.peak: dict[str, float] = {}
-        self.samples: list[float] = []  # of all processes together, MiB
+        self.samples: list[float] = []  # memory of all processes together, MiB
         self._root = root
         self._interval = interval
         self._end = threading.Event()

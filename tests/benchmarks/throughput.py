@@ -17,10 +17,10 @@ from tests.benchmarks.quick import PARTITIONS
 
 
 class Load(NamedTuple):
-    """The bodies, and each group's handler with its bare counterpart."""
+    """The bodies of messages, and the handler and the bare counterpart for each group."""
 
     handlers: Sequence[str]
-    bare: Sequence[Callable[[Any], object]]  # each takes the fields of an entry
+    bare: Sequence[Callable[[Any], object]]  # each function takes the fields of an entry
     bodies: Sequence[bytes] = (quick.PAYLOAD,)
 
     @property
@@ -32,9 +32,10 @@ class Load(NamedTuple):
 def compare_throughput(
     path: str, count: int, rounds: int, load: Load | None = None
 ) -> dict[str, Any]:
-    """Measure messages per second with a backlog; each group has two partitions with a worker each.
+    """Measure the messages per second with a backlog. A message counts once in each group.
 
-    A message counts in each group. Without `load`, one group has a handler that does nothing.
+    Each group has two partitions with one worker each. If `load` is None, there is one group whose
+    handler does nothing.
     """
     load = load or NOTHING
     pairs = [(run_bare_loop(path, count, load), run_load(path, count, load)) for _ in range(rounds)]
@@ -57,9 +58,9 @@ def compare_throughput(
 
 
 def run_bare_loop(path: str, count: int, load: Load) -> Work:
-    """Run the limit: redis-py, COUNT 256, acknowledge and read in one round trip.
+    """Run the limit: redis-py with COUNT 256, acknowledging and reading in one round trip.
 
-    There is a process for each partition in each group.
+    Each partition in each group has its own process.
     """
     client = redis.Redis(unix_socket_path=path)
     client.flushall()
@@ -121,7 +122,7 @@ NOTHING = Load(["nothing"], [_ignore_fields])
 
 
 def log_lines() -> Load:
-    """Return a load of real log lines, parsed in two groups."""
+    """Return a load of real log lines that two groups parse."""
     module = access_log.__name__
     return Load(
         [f"{module}:hits", f"{module}:agents"],
@@ -152,10 +153,10 @@ def daemon_work(
     more: Sequence[bytes] = (),
     env: dict[str, str] | None = None,
 ) -> Work:
-    """Measure the daemon from its first message to its last. Pauses it to write the backlog.
+    """Measure the daemon from its first message to its last.
 
-    `extra` contains settings of the consumer, and consumers of further `groups`. With `keys`, the
-    messages have that many keys.
+    It is paused while the backlog is written. `extra` contains settings of the consumer, and
+    consumers for further `groups`. If `keys` is not 0, the messages have that many different keys.
     """
     redis.Redis(unix_socket_path=path).flushall()
     with quick.daemon(path, handler, extra=extra, env=env) as process:
@@ -175,10 +176,11 @@ def daemon_work(
 
 
 def _wait_until_drained(client: Any, count: int) -> float:
-    """Wait for all acknowledgments; return messages per second, from the first one observed.
+    """Wait until all messages are acknowledged. Return messages per second.
 
-    The time until SIGCONT arrives does not count. Each look takes time from the workers, so looks
-    are rare while many messages are left.
+    The time counts from the first acknowledgment that is observed, so the time until SIGCONT
+    arrives is left out. Each look takes time from the workers, so looks are rare while many
+    messages are left.
     """
     quick.wait(lambda: _count_outstanding(client) < count)
     first, left = time.monotonic(), _count_outstanding(client)

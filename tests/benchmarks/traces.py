@@ -1,8 +1,8 @@
-"""`make bench NAME=traces`: the cost of traces, with traces off and on in turns.
+"""Measure the cost of traces, with traces off and on in turns: `make bench NAME=traces`.
 
-All messages have a traceparent in their headers. Two handlers do nothing, so the ratios are those
-of streamqd's own work: the worst case. The third one parses real lines of a log. Each sampled run
-has one span, which is exported to a collector in another process.
+All messages have a traceparent in their headers. Two handlers do nothing, so their ratios are those
+of streamqd's own work, which is the worst case. The third one parses real lines of a log. Each
+sampled run has one span, which is exported to a collector in another process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES = {
 
 
 def main() -> None:
-    """Run all measurements and print JSON and the bars."""
+    """Run all measurements, and print JSON and the bars."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--messages", type=int, default=200_000)
     arguments.add_argument("--rounds", type=int, default=5)
@@ -87,7 +87,7 @@ def _kinds(
 
 @contextmanager
 def collector() -> Iterator[str]:
-    """Run a process that accepts spans and forgets them. Yields its address."""
+    """Run a process that accepts spans and forgets them, and yield its address."""
     ports: Any = multiprocessing.get_context("fork").SimpleQueue()
     process = multiprocessing.get_context("fork").Process(target=_collect, args=(ports,))
     process.start()

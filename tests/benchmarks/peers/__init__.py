@@ -1,1 +1,1 @@
-"""streamqd and its peers, each in its own environment, against one private server."""
+"""streamqd and its peers, each in its own environment, on one private server."""

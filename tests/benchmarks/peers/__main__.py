@@ -1,10 +1,10 @@
 """Compare streamqd with its peers: `make bench`. `make bench NAME=page` writes the page and plots.
 
-Each round runs every system once, one after the other, so that a noisy minute affects all systems.
+Each round runs every system once, one after the other, so that a noisy minute affects all of them.
 A round takes about eight minutes. The first run installs the systems from PyPI and npm. BullMQ
-needs Node. The server of ChasquiMQ needs a C compiler. The figures are from one machine: compare
-the ratios. To check within two minutes that everything works, pass `--scale 0.01`. Such figures
-mean nothing, and need a separate `--output`.
+needs Node, and the server of ChasquiMQ needs a C compiler. The figures are from one machine, so
+compare the ratios. To check within two minutes that everything works, pass `--scale 0.01`. The
+figures of such a run mean nothing, and need a separate `--output`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Figures = dict[str, list[dict[str, float]]]
 
 
 def main() -> int:
-    """Measure, write the results, print the table. Return 1 if nothing could be measured."""
+    """Measure, write the results, and print the table. Return 1 if nothing could be measured."""
     arguments = argparse.ArgumentParser(prog="make bench", description=__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--only", action="append", default=[], help="part of a system's name")

@@ -1,4 +1,4 @@
-"""One round of one system: throughput, cost, latency, start, sending. One server for all."""
+"""A round of one system: throughput, cost, latency, start and sending. All share one server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 from tests.benchmarks.peers.stage import SLOTS, Stage
 from tests.benchmarks.peers.systems import System
 
-PACED = 601  # jobs per latency measurement, which takes three seconds
+PACED = 601  # number of jobs in a latency measurement, which takes three seconds
 LIMIT_SECONDS = 180.0
 
 
@@ -53,7 +53,7 @@ class Round(Stage):
         began, done, spent = time.perf_counter(), self._count_handled(), self._read_usage()
         self._wait(lambda: self._count_handled() >= jobs)
         ended, spent_after = time.perf_counter(), self._read_usage()
-        left = max(1, jobs - done)  # a few jobs may be done at the first check
+        left = max(1, jobs - done)  # a few jobs may already be done at the first check
         worker, server, calls = (
             after - first for first, after in zip(spent, spent_after, strict=True)
         )
@@ -98,7 +98,7 @@ class Round(Stage):
         return found
 
     def _read_usage(self) -> tuple[float, float, float]:
-        """Return the CPU seconds of worker trees and of the server, and the server's commands."""
+        """Return the CPU seconds of worker trees and server, and the server's command count."""
         worker = 0.0
         for process in self._process_tree():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -109,7 +109,7 @@ class Round(Stage):
         return worker, server.user + server.system, commands
 
     def _worker_pss(self) -> float:
-        """Return the mean PSS of the workers that handled jobs. Exited forks no longer count."""
+        """Return the mean PSS of the workers that handled jobs. Exited forks do not count."""
         weights = [_pss(each) for each in self._process_tree() if self.cells[each.pid % SLOTS]]
         return sum(weights) / max(1, len(weights)) / 2**20
 

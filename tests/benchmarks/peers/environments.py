@@ -1,8 +1,8 @@
-"""An environment for each system, so that none sees another's libraries.
+"""A separate environment for each system, so that none of them sees another one's libraries.
 
-requirements/NAME.in lists the required packages, and requirements/NAME.txt every installed package
-with its version. `python -m tests.benchmarks.peers.environments NAME ...` rewrites the second from
-the first, with the newest available versions.
+requirements/NAME.in lists the required packages, and requirements/NAME.txt lists every installed
+package with its version. `python -m tests.benchmarks.peers.environments NAME ...` rewrites the
+second file from the first, with the newest available versions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.support import fetch_server
 HERE = Path(__file__).parent
 CACHE = HERE.parents[2] / ".cache" / "bench"
 OWN = ("streamqd", "redis", "hiredis", "psutil")  # imported by a worker of this repository
-TOOLS = {"pip", "setuptools", "wheel"}  # come with every new environment and are ignored
+TOOLS = {"pip", "setuptools", "wheel"}  # these come with every new environment and are ignored
 
 
 def prepare(system: System) -> Path | None:
-    """Install a system if needed; return its folder of commands, None if it is not available.
+    """Install a system if needed. Return its folder of commands, or None if it is not available.
 
-    A system that needs a server of its own is not available without that server.
+    A system that needs its own server is not available if that server is missing.
     """
     if system.server and not _can_serve(system.server):
         return None
@@ -49,7 +49,7 @@ def prepare(system: System) -> Path | None:
 
 
 def packages(system: System, folder: Path) -> dict[str, str]:
-    """Return the installed versions of its environment, by package name."""
+    """Return the versions that are installed in an environment, by package name."""
     if system.node:
         return _modules(folder.parents[1])
     code = (
@@ -65,7 +65,7 @@ def packages(system: System, folder: Path) -> dict[str, str]:
 def versions(system: System, folder: Path, installed: dict[str, str]) -> dict[str, Any]:
     """Return the versions of a system and of its client libraries for Redis.
 
-    A library that is compiled into the system's wheel has its version in the wheel's list of parts.
+    If a library is compiled into the system's wheel, its version is in the wheel's list of parts.
     """
     parts: dict[str, str] = {}
     lists = f"lib/*/site-packages/{system.package}-*.dist-info/sboms/*.json"
@@ -81,7 +81,7 @@ def versions(system: System, folder: Path, installed: dict[str, str]) -> dict[st
 
 
 def rewrite_requirements(name: str) -> None:
-    """Rewrite requirements/NAME.txt from an environment that is made from NAME.in."""
+    """Rewrite requirements/NAME.txt from a new environment that is made from NAME.in."""
     system = next(each for each in SYSTEMS if each.environment == name)
     home = CACHE / name
     if not _install(home, _read_requirements(_requirements_path(name, "in")), node=system.node):
@@ -128,7 +128,7 @@ def _modules(home: Path) -> dict[str, str]:
     found = {
         path.rpartition("node_modules/")[2]: each["version"]
         for path, each in lock["packages"].items()
-        if "cpu" not in each  # packages for one CPU type come with the package that needs them
+        if "cpu" not in each  # packages for one type of CPU come with the package that needs them
     }
     done = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
     return {"node": done.stdout.strip().removeprefix("v"), **found}

@@ -1,8 +1,8 @@
-"""The figures in README.md and docs/README.zh-CN.md.
+"""Write the figures in README.md and docs/README.zh-CN.md.
 
-They are written between two marks; the rest of the pages is handwritten. `make bench NAME=page`
-writes them from benchmarks/peers.json and survival.json. Without the first file, there is nothing
-between the marks; without the second, there is one column less.
+The figures are placed between two marks, and the rest of the pages is handwritten. `make bench
+NAME=page` writes them from benchmarks/peers.json and survival.json. Without the first file, the
+space between the marks is empty. Without the second one, a column is missing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ KILLED_HEAD = "message of a killed worker runs again"
 KILLED_TEXT = ". The last column is from one run of `make bench NAME=survival`"
 KILLED_CHINESE_TEXT = "，最后一列为 `make bench NAME=survival` 的单次结果"  # noqa: RUF001
 KILLED_CHINESE_HEAD = "被杀进程的消息何时重新执行"
-# Parts of cells, as the Chinese page writes them.
+# Parts of cells, in the words of the Chinese page.
 CHINESE_CELLS = {
     "FastStream, batch handler (": "FastStream，批量处理函数 (",  # noqa: RUF001
     "Dramatiq, tuned (": "Dramatiq，调优 (",  # noqa: RUF001
@@ -100,12 +100,12 @@ PAGES: dict[Path, Callable[[Results, Results | None], str]] = {
 
 
 def version(name: str, about: Results) -> str:
-    """Return the version shown in a row; the baseline shows its client library."""
+    """Return the version that a row shows. For the baseline, it is that of its client library."""
     return f"redis-py {about['version']}" if name == LIMIT else str(about["version"])
 
 
 def format_rerun(name: str, survival: Results) -> str:
-    """Return when the killed worker's job ran again, or that it did not within the patience."""
+    """Return when the killed worker's job ran again, or that it did not run within the patience."""
     after = survival["systems"][name]["struck_again_s"]
     if after is None:
         return f"not within {survival['patience_minutes']:g} min"
@@ -113,7 +113,7 @@ def format_rerun(name: str, survival: Results) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """Format a time for readers."""
+    """Return a time in a form for readers."""
     if time_s < 1:
         return f"{time_s:.2f} s"
     return f"{time_s:.1f} s" if time_s < MINUTE_S else f"{time_s / MINUTE_S:.1f} min"
@@ -143,7 +143,7 @@ def _rows(systems: Results, survival: Results | None) -> Iterator[list[str]]:
 
 
 def read_figures(text: str) -> str:
-    """Return the part of a page between the marks."""
+    """Return the part of a page between its marks."""
     begin, end = text.index(BEGIN) + len(BEGIN) + 1, text.index(END)
     return text[begin:end]
 
@@ -155,7 +155,7 @@ def replace_figures(text: str, figures: str) -> str:
 
 
 def expected_figures(path: Path, results: Results | None, survival: Results | None) -> str:
-    """Return the required text between a page's marks, '' if nothing was measured yet."""
+    """Return the text that must be between a page's marks, or '' if nothing was measured yet."""
     return "\n" + PAGES[path](results, survival) + "\n" if results else ""
 
 

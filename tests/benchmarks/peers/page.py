@@ -1,4 +1,4 @@
-"""Write the comparison page with its plots and excerpts from results: `make bench NAME=page`."""
+"""Write the comparison page, its plots and excerpts from the results: `make bench NAME=page`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = (
     ("PSS MiB in all", "PSS in all, MiB", ",.0f"),
     ("bytes/job in Redis", "bytes/job in Redis", ",.0f"),
 )
-# The columns of each table, with the text above it.
+# The columns of each table, with the text above the table.
 TABLES = (
     (
         COLUMNS[:3],
@@ -194,7 +194,7 @@ data loss](recovery-and-data-loss.md) come from repeated runs."""
 
 
 def text(results: dict[str, Any], survival: dict[str, Any] | None = None) -> str:
-    """Return the page. Without `survival`, it quotes the documentation of each system."""
+    """Return the page. If `survival` is missing, the page quotes each system's documentation."""
     systems: dict[str, Any] = results["systems"]
     return TEXT.format(
         rounds=results["rounds"],
@@ -214,7 +214,7 @@ def text(results: dict[str, Any], survival: dict[str, Any] | None = None) -> str
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Return the results, or None when nothing was measured yet."""
+    """Return the results, or None if nothing has been measured yet."""
     if not path.exists():
         return None
     found: dict[str, Any] = json.loads(path.read_text())
@@ -242,7 +242,7 @@ def main() -> None:
 
 
 def tables(results: dict[str, Any]) -> list[str]:
-    """Return all figures in tables, one row for each system."""
+    """Return all figures in tables that have one row for each system."""
     systems: dict[str, Any] = results["systems"]
     made = []
     for columns, _ in TABLES:
@@ -267,7 +267,7 @@ def _label(name: str, about: dict[str, Any]) -> str:
 
 
 def _share(about: dict[str, Any], limit: dict[str, Any] | None) -> str:
-    """Return the share of the baseline, '-' if no baseline ran on the system's own server."""
+    """Return the share of the baseline, or '-' if no baseline ran on the system's own server."""
     if limit is None or about.get("server") != limit.get("server"):
         return "-"
     handled, most = (each["figures"]["handled/s"]["median"] for each in (about, limit))
@@ -275,13 +275,13 @@ def _share(about: dict[str, Any], limit: dict[str, Any] | None) -> str:
 
 
 def _fewer(about: dict[str, Any], results: dict[str, Any]) -> str:
-    """Return a remark if some rounds of a system failed, otherwise ''."""
+    """Return a remark if some rounds of a system failed, or '' otherwise."""
     rounds = about.get("rounds", results["rounds"])
     return "" if rounds == results["rounds"] else f", {rounds} of {results['rounds']} rounds"
 
 
 def _format_range(figure: dict[str, float], form: str) -> str:
-    """Return the median with its range. Results without a range show the median alone."""
+    """Return the median with its range. Results that have no range show only the median."""
     if "min" not in figure:
         return format(figure["median"], form)
     low, high = format(figure["min"], form), format(figure["max"], form)
@@ -308,7 +308,7 @@ def _versions(results: dict[str, Any]) -> str:
 
 
 def _recorded_clients(name: str, results: dict[str, Any]) -> dict[str, str]:
-    """Return the clients of a system in results that list them only under its environment."""
+    """Return a system's clients in results that list them only under its environment."""
     system = next((each for each in SYSTEMS if each.name == name), None)
     if system is None:
         return {}

@@ -17,7 +17,7 @@ def bars(
     *,
     rising: bool = False,
 ) -> None:
-    """Draw one bar for each system, the best on top, on a logarithmic scale.
+    """Draw one bar for each system on a logarithmic scale, with the best system on top.
 
     A figure has a median, a min and a max. The whisker extends from the min to the max.
     """

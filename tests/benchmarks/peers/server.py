@@ -18,9 +18,9 @@ from tests.support import fetch_server
 
 @contextlib.contextmanager
 def start_private_server(name: str = "") -> Iterator[tuple[int, int, str]]:
-    """A server without persistence on a free port. Yields its port, its pid, its version.
+    """Run a server without persistence on a free port. Yield its port, its pid and its version.
 
-    `name` is a binary of fetch_server.py; '' is the server that streamqd embeds.
+    `name` is a binary of fetch_server.py, or '' for the server that streamqd embeds.
     """
     program = fetch_server.fetch(name) if name else find_server()
     with socket.create_server(("127.0.0.1", 0)) as free:

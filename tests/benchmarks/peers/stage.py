@@ -21,19 +21,19 @@ STOP_SECONDS = 5.0
 
 
 class Stage:
-    """The shared files and processes of one system."""
+    """The shared files and the processes of one system."""
 
     def __init__(self, system: System, commands: Path, port: int) -> None:
         self.system = system
         self.commands = commands
         self.url = f"redis://127.0.0.1:{port}"
         self.client = redis.Redis(port=port)
-        self.processes: list[subprocess.Popen[bytes]] = []  # of the system
+        self.processes: list[subprocess.Popen[bytes]] = []  # processes of the system
         self.senders: list[subprocess.Popen[bytes]] = []
 
     @contextlib.contextmanager
     def empty_stage(self) -> Iterator[None]:
-        """Start with an empty server and an empty folder; stop all processes at the end."""
+        """Start with an empty server and an empty folder. Stop all processes at the end."""
         self.client.flushall()
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
@@ -61,15 +61,15 @@ class Stage:
         self.processes = [self.spawn(command) for command in self.system.workers]
 
     def spawn(self, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        """Start one process; its output is appended to workers.log."""
+        """Start one process, whose output is appended to workers.log."""
         return self._spawn_process(self._command(command))
 
     def keep_sending(self, mode: str, count: int) -> None:
-        """Send like `send`, but in the background."""
+        """Send jobs as `send` does, but in the background."""
         self.senders.append(self._spawn_process(self._drive_command(mode, count)))
 
     def send(self, mode: str, count: int) -> float:
-        """Send `count` jobs from one process with drive.py; return jobs per second."""
+        """Send `count` jobs from one process with drive.py. Return the jobs per second."""
         command = self._drive_command(mode, count)
         done = subprocess.run(
             command, env=self.env(), cwd=self._apps(), capture_output=True, text=True
@@ -79,7 +79,7 @@ class Stage:
         return (count - 1) / float(done.stdout.split()[-1])
 
     def env(self) -> dict[str, str]:
-        """Return the environment of its processes."""
+        """Return the environment of the system's processes."""
         return {
             **os.environ,
             **self.system.env,
@@ -91,7 +91,7 @@ class Stage:
         }
 
     def read_output(self) -> str:
-        """Return the end of the output of its processes."""
+        """Return the end of the output of the system's processes."""
         log = self.folder / "workers.log"
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 

@@ -1,12 +1,13 @@
 """Measure the fate of jobs when a worker is killed: `make bench NAME=survival`.
 
-A thousand jobs wait and two workers start. The process that runs the middle job kills itself with
-SIGKILL, the first time that job runs. Each process of the system that exits is restarted, as by a
-service manager. The benchmark then counts jobs that never run, and how long the others waited. It
-sends one more job each second, because some systems look for lost jobs only when they find others.
+A thousand jobs are waiting when two workers start. The process that runs the middle job kills
+itself with SIGKILL the first time that this job runs. Each process of the system that exits is
+restarted, as a service manager would do. The benchmark then counts the jobs that never run, and
+measures how long the others waited. It sends one more job each second, because some systems look
+for lost jobs only when they find others.
 
-Most systems wait minutes for a timeout. They wait in parallel, each with its own server, and the
-next system starts when the previous one only waits.
+Most systems wait for a timeout that takes minutes. They wait in parallel, each with its own server:
+the next system starts as soon as the previous one has only to wait.
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from tests.support.machine import machine
 
 JOBS = 1000
 VICTIM = JOBS // 2
-FOR_EVER = 1_000_000  # seconds
+FOR_EVER = 1_000_000  # jobs, one per second: more than any run needs
 PATIENCE_MINUTES = 15.0
 SETTLE_SECONDS = 5.0  # from the death until the next system may start, if this one still waits
-KILL_SECONDS = 60.0  # the death must have happened by then
+KILL_SECONDS = 60.0  # seconds within which the death must have happened
 RESTART_SECONDS = 1.0
-LOOK_SECONDS = 0.2  # the times come from the workers' own clocks
+LOOK_SECONDS = 0.2  # seconds between two looks; the times come from the workers' own clocks
 
-NOTE = struct.Struct("=qq")  # the format of tally.py
+NOTE = struct.Struct("=qq")  # the format in which tally.py writes
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of job `number`; the time is CLOCK_MONOTONIC, in nanoseconds."""
+    """A run of the job `number`. The time is CLOCK_MONOTONIC, in nanoseconds."""
 
     number: int
     at_ns: int
 
 
 class Trial(Stage):
-    """One system, one death."""
+    """One system and one death."""
 
     def __init__(self, system: System, commands: Path, port: int, server: str) -> None:
         super().__init__(system, commands, port)
-        self.server = server  # its name and version
+        self.server = server  # the server's name and version
         self.restarts = 0
-        self.seen = 0  # bytes of runs read so far
-        self.done = 0  # different jobs in them
+        self.seen = 0  # bytes of runs that were read so far
+        self.done = 0  # number of different jobs in them
 
     def begin(self) -> None:
-        """Fill the queue and start the workers."""
+        """Fill the queue, and start the workers."""
         self.runs.touch()
-        self.send("numbered", JOBS + 1)  # the first is not numbered
+        self.send("numbered", JOBS + 1)  # the first job is not numbered
         self.keep_sending("trickle", FOR_EVER)
         self.start()
         self.began = self.started = time.monotonic()
@@ -72,11 +73,11 @@ class Trial(Stage):
         return self.folder / "runs"
 
     def env(self) -> dict[str, str]:
-        """Return the environment of its processes."""
+        """Return the environment of the system's processes."""
         return {**super().env(), "BENCH_RUNS": str(self.runs), "BENCH_VICTIM": str(VICTIM)}
 
     def died_ns(self) -> int | None:
-        """Return when the process killed itself, or None."""
+        """Return the time at which the process killed itself, or None if it has not done so yet."""
         mark = Path(f"{self.runs}.killed")
         raw = mark.read_bytes() if mark.exists() else b""
         return int(struct.unpack("=q", raw)[0]) if len(raw) == struct.calcsize("=q") else None
@@ -88,7 +89,7 @@ class Trial(Stage):
         return [Run(*each) for each in NOTE.iter_unpack(raw[:whole])]
 
     def restart_exited(self) -> None:
-        """Restart exited processes, `RESTART_SECONDS` after the last start at the earliest."""
+        """Restart exited processes, at the earliest `RESTART_SECONDS` after the last start."""
         if time.monotonic() - self.started < RESTART_SECONDS:
             return
         for number, (process, command) in enumerate(
@@ -100,7 +101,7 @@ class Trial(Stage):
                 self.started = time.monotonic()
 
     def is_waiting(self, patience_s: float) -> bool:
-        """Return True while the trial needs another look. Raises RuntimeError if nothing died."""
+        """Return True while the trial needs another look. Raises RuntimeError if none died."""
         died_ns = self.died_ns()
         if died_ns is None:
             if time.monotonic() - self.began > KILL_SECONDS:
@@ -114,7 +115,7 @@ class Trial(Stage):
         return time.monotonic() - died_ns / 1e9 < patience_s
 
     def is_settled(self) -> bool:
-        """Return True if the next trial may start: a process died SETTLE_SECONDS ago."""
+        """Return True if the next trial may start, which is SETTLE_SECONDS after a process died."""
         died_ns = self.died_ns()
         return died_ns is not None and time.monotonic() - died_ns / 1e9 > SETTLE_SECONDS
 
@@ -135,10 +136,10 @@ class Trial(Stage):
 
 
 def outcome(runs: list[Run], died_ns: int) -> dict[str, Any]:
-    """Return the fate of the jobs. Seconds count from the death; None means never.
+    """Return the fate of the jobs. Seconds count from the death, and None means never.
 
-    `jobs` is the number of jobs. `never_run` counts jobs that never ran, except the struck one.
-    `twice` counts jobs that ran to their end more than once.
+    `jobs` is the number of jobs. `never_run` counts the jobs that never ran, without the struck
+    one. `twice` counts the jobs that ran to their end more than once.
     """
     first: dict[int, int] = {}
     for run in sorted(runs, key=lambda each: each.at_ns):
@@ -155,7 +156,7 @@ def outcome(runs: list[Run], died_ns: int) -> dict[str, Any]:
 
 
 class WaitingTrials:
-    """The trials that still wait, each with the resources to close after it."""
+    """The trials that are still waiting, with the resources to close after each of them."""
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
@@ -163,7 +164,7 @@ class WaitingTrials:
         self.found: dict[str, dict[str, Any]] = {}
 
     def start_trial(self, system: System, folder: Path) -> None:
-        """Start a trial, and return when it has ended or only waits."""
+        """Start a trial. Return when it has finished or has only to wait."""
         with contextlib.ExitStack() as stack:
             port, _, about = stack.enter_context(server.start_private_server(system.server))
             trial = Trial(system, folder, port, about)
@@ -174,7 +175,7 @@ class WaitingTrials:
             self.check_trials()
 
     def check_trials(self) -> None:
-        """Look after all trials; move the outcomes of finished ones to `found`."""
+        """Check all trials, and move the outcomes of finished ones to `found`."""
         time.sleep(LOOK_SECONDS)
         for trial, stack in list(self.waiting.items()):
             trial.restart_exited()
@@ -188,13 +189,13 @@ class WaitingTrials:
             stack.close()
 
     def close(self) -> None:
-        """Close all trials that still wait."""
+        """Close all trials that are still waiting."""
         while self.waiting:
             self.waiting.popitem()[1].close()
 
 
 def measure(systems: list[System], patience_s: float) -> dict[str, dict[str, Any]]:
-    """Return the outcomes by name. Systems that cannot be measured are reported on stderr only."""
+    """Return the outcomes by name. A system that cannot be measured is only reported on stderr."""
     trials = WaitingTrials(patience_s)
     with contextlib.closing(trials):
         for system in systems:
@@ -212,7 +213,7 @@ def measure(systems: list[System], patience_s: float) -> dict[str, dict[str, Any
 
 
 def main() -> int:
-    """Measure and write the results. Return 1 if nothing could be measured."""
+    """Measure, and write the results. Return 1 if nothing could be measured."""
     arguments = argparse.ArgumentParser(prog="make bench NAME=survival", description=__doc__)
     arguments.add_argument("--only", action="append", default=[], help="part of a system's name")
     arguments.add_argument("--patience", type=float, default=PATIENCE_MINUTES, help="in minutes")

@@ -1,4 +1,4 @@
-"""The compared systems: how each is installed, started and tuned."""
+"""The systems in the comparison: how each of them is installed, started and tuned."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ handler = "streamqd_app:{handler}"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class System:
-    """One way to run one system. `{bin}` is its environment, `{folder}` the run's own folder."""
+    """A way to run a system. `{bin}` is its environment, and `{folder}` is the run's own folder."""
 
     name: str
-    app: str  # the module in apps/ that sends
-    package: str  # its version is shown
+    app: str  # the module in apps/ that sends jobs
+    package: str  # the package whose version is shown
     environment: str  # the file in requirements/; "" is the environment of this repository
     workers: tuple[tuple[str, ...], ...]
-    jobs: int  # per round: some seconds of work
-    singles: int  # sent one by one in one round
-    survives: str  # the effect of a worker's crash on its fetched jobs
+    jobs: int  # number of jobs per round, which is some seconds of work
+    singles: int  # number of jobs that are sent one by one in a round
+    survives: str  # the effect of a worker's crash on the jobs that it fetched
     tuning: Tuning
     env: Mapping[str, str] = field(default_factory=dict)
-    config: str = ""  # text of {folder}/streamq.toml
+    config: str = ""  # the text of {folder}/streamq.toml
     prepare: tuple[str, ...] = ()
     node: bool = False
-    clients: tuple[str, ...] = ("redis", "hiredis")  # its libraries for Redis, with versions shown
+    clients: tuple[str, ...] = ("redis", "hiredis")  # Redis libraries whose versions are shown
     server: str = ""  # a binary of fetch_server.py; "" is the server that streamqd embeds
 
 

@@ -1,6 +1,7 @@
 """The tuning and guarantees of each system, with links to its documentation.
 
-The texts are stored in the results, so that a page describes the settings of its own figures.
+The texts are stored together with the results, so that a page describes the settings under which
+its own figures were measured.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 class Tuning:
     """The facts that a reader needs to judge a figure."""
 
-    settings: str  # other than its defaults, or why there are none
+    settings: str  # settings other than its defaults, or the reason why there are none
     acknowledges: str  # when a job is removed from the queue for good
-    pages: tuple[str, ...]  # the pages of its documentation that give the settings
+    pages: tuple[str, ...]  # the pages of its documentation that recommend the settings
 
 
 _CELERY = "https://docs.celeryq.dev/en/stable/"

@@ -1,4 +1,4 @@
-"""arq: results not kept, many jobs at a time, a short poll, uvloop, no log line for each job."""
+"""arq: no results are stored, many jobs run at a time, short poll, uvloop, no log line per job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The limit: redis-py with our access pattern, without fence, blame, retries or metrics.
+"""The limit: redis-py with our access pattern, but without fence, blame, retries or metrics.
 
-Each process reads its own stream: one pipelined round trip of XACK and XREADGROUP per batch, then a
-plain call per message. `python bare_app.py` runs two processes.
+Each process reads its own stream. For each batch, it makes one pipelined round trip with XACK and
+XREADGROUP, and then calls a plain function for each message. `python bare_app.py` runs two
+processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Celery, with late acknowledgment, no results and a large prefetch.
 
-Its guide to optimizing recommends the prefetch; its guide to tasks, the settings that return a task
-to the queue when its process dies.
+The prefetch is recommended by its guide to optimizing. Its guide to tasks recommends the settings
+that return a task to the queue when the task's process dies.
 """
 
 from __future__ import annotations

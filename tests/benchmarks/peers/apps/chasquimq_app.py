@@ -1,8 +1,8 @@
-"""ChasquiMQ: its engine reads and acknowledges in threads of the process, handlers are coroutines.
+"""ChasquiMQ: threads of its engine read and acknowledge, and the handlers are coroutines.
 
-It has no command for workers: `python chasquimq_app.py` runs one. No events, no results.
-With 1.3.0, a thread of the engine crashes Python if the process exits too soon after a send, in one
-of 60 runs.
+It has no command for workers, so `python chasquimq_app.py` runs one. It stores no events and no
+results. With 1.3.0, a thread of the engine crashes Python in one of 60 runs if the process exits
+too soon after a send.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uvloop
 from chasquimq import Job, Queue, Worker
 
 REDIS = os.environ["BENCH_REDIS"]
-EXIT_SECONDS = 0.3  # for the threads of the engine; not part of a measured time
+EXIT_SECONDS = 0.3  # seconds for the threads of the engine; not part of a measured time
 atexit.register(time.sleep, EXIT_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Dramatiq: its defaults, or (BENCH_TUNED) one thread, a large prefetch and the retries alone."""
+"""Dramatiq: its defaults, or (BENCH_TUNED) one thread, a large prefetch and only the retries."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def single(payloads: Iterable[str]) -> None:
 
 
 def bulk(payloads: list[str]) -> None:
-    single(payloads)  # it has no call for many
+    single(payloads)  # it has no call that sends many

@@ -1,11 +1,11 @@
 """Send jobs, in the environment of one system: `python drive.py APP MODE COUNT`.
 
-MODE is single, bulk, paced (RATE per second), numbered (each payload is a number, from 0 on), or
-trickle (one per second).
+MODE is single, bulk, paced (RATE per second), numbered (each payload is a number, starting at 0),
+or trickle (one per second).
 
-The module APP has `single(payloads)`, which sends payloads one by one as they arrive, and
-`bulk(payloads)`, which sends a list in the way its system's documentation recommends. Prints the
-elapsed seconds.
+The module APP has two functions. `single(payloads)` sends payloads one by one as they arrive.
+`bulk(payloads)` sends a list in the way that its system's documentation recommends. The program
+prints the elapsed seconds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterator
 
 PAYLOAD = "x" * 100
-RATE = 200  # per second, when paced
+RATE = 200  # payloads per second, when paced
 
 
 def main() -> None:
     """Send, then print the elapsed seconds."""
     app = importlib.import_module(sys.argv[1])
     mode, count = sys.argv[2], int(sys.argv[3])
-    app.single([PAYLOAD] * min(count, 1))  # connections and scripts are ready after this
+    app.single([PAYLOAD] * min(count, 1))  # after this, connections and scripts are ready
     began = time.perf_counter()
     if mode == "single":
         app.single(PAYLOAD for _ in range(count - 1))

@@ -1,6 +1,6 @@
-"""FastStream on a stream with a group: one by one or, with BENCH_BATCH, in batches.
+"""FastStream on a stream with a group, one by one or, with BENCH_BATCH, in batches.
 
-`python faststream_app.py` creates the group: its subscribers would skip the waiting entries.
+`python faststream_app.py` creates the group, because its subscribers would skip waiting entries.
 """
 
 from __future__ import annotations

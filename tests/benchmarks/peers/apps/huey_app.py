@@ -1,4 +1,4 @@
-"""huey: no results, a blocking pop."""
+"""huey: no results are stored, and a worker blocks while it waits for a job."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def single(payloads: Iterable[str]) -> None:
 
 
 def bulk(payloads: list[str]) -> None:
-    single(payloads)  # it has no call for many
+    single(payloads)  # it has no call that sends many

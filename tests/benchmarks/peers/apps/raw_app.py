@@ -1,7 +1,7 @@
 """The limit of the machine: the bare loop without redis-py, on a blocking socket and hiredis.
 
-Each process reads its own stream: one write of XACK and XREADGROUP per batch, then a plain call per
-message. `python raw_app.py` runs two processes.
+Each process reads its own stream. For each batch, it sends XACK and XREADGROUP in one write, then
+calls a plain function for each message. `python raw_app.py` runs two processes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ COUNT = 256
 
 
 class Link:
-    """One connection. hiredis parses replies and packs commands."""
+    """A connection. hiredis parses the replies and packs the commands."""
 
     def __init__(self) -> None:
         url = urlsplit(os.environ["BENCH_REDIS"])
         self.socket = socket.create_connection((str(url.hostname), int(url.port or 6379)))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.pending = object()  # a sentinel, not a reply
+        self.pending = object()  # a sentinel that is not a reply
         self.reader = hiredis.Reader(notEnoughData=self.pending)
 
     def ask(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Return the replies to commands that are sent in one write."""
+        """Return the replies to commands that are sent in a single write."""
         self.socket.sendall(b"".join(map(hiredis.pack_command, commands)))
         replies: list[Any] = []
         while len(replies) < len(commands):

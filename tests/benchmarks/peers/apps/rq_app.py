@@ -1,4 +1,4 @@
-"""RQ: jobs without results, which are retried."""
+"""RQ: jobs that have no results and are retried."""
 
 from __future__ import annotations
 

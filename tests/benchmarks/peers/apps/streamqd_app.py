@@ -1,4 +1,4 @@
-"""streamqd: two partitions, other settings at their defaults; a handler per job or per batch."""
+"""streamqd: two partitions, with other settings at their defaults. Runs per job or per batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""streaq: many tasks at a time, results not kept, uvloop, no log lines for each task."""
+"""streaq: many tasks run at a time, no results are stored, uvloop, no log lines per task."""
 
 from __future__ import annotations
 

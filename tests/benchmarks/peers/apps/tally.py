@@ -1,11 +1,12 @@
-"""The work of every handler of the benchmark: count itself, and record its delay.
+"""The work of every handler in the benchmark, which counts itself and records its delay.
 
-Imported in each system's own environment, so it uses only the standard library. BENCH_TALLY names a
-file of 4,096 counters of 8 bytes, one per process; the harness adds them up. A payload that starts
-with digits contains its send time (CLOCK_MONOTONIC, ns). Delays go to BENCH_LATE, 8 bytes each.
+Each system imports this module in its own environment, so it uses only the standard library.
+BENCH_TALLY names a file of 4,096 counters of 8 bytes, one per process, which the harness adds up. A
+payload that starts with digits contains its send time (CLOCK_MONOTONIC, ns). Its delay goes to
+BENCH_LATE, in 8 bytes.
 
-If BENCH_RUNS is set, the digits are the number of the job. Each run is recorded in that file, and
-the job BENCH_VICTIM kills the process that runs it, the first time.
+If BENCH_RUNS is set, the digits are the number of the job instead. Each run is recorded in that
+file, and the first run of the job BENCH_VICTIM kills its own process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SLOTS = 4096
 with open(os.environ["BENCH_TALLY"], "r+b") as _file:  # noqa: PTH123 - a slim import
     _cells = memoryview(mmap.mmap(_file.fileno(), SLOTS * 8)).cast("Q")
 _late = os.open(os.environ["BENCH_LATE"], os.O_WRONLY | os.O_APPEND)
-# Adding takes two steps of the interpreter: only handlers in threads need the lock.
+# Adding takes two steps of the interpreter. Only handlers in threads need the lock.
 _guard: contextlib.AbstractContextManager[object] | None = None
 if os.environ.get("BENCH_THREADS"):
     _guard = threading.Lock()
@@ -43,7 +44,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def done(payload: str | bytes, count: int = 1) -> None:
-    """Count `count` handled jobs, the first of which carries `payload`."""
+    """Count `count` handled jobs. The first of them carries `payload`."""
     if _guard is None:
         _cells[_slot] += count
     else:

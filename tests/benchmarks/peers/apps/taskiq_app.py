@@ -11,7 +11,7 @@ from taskiq.serializers import ORJSONSerializer
 from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 if os.environ.get("BENCH_STREAM"):
-    # Without "0", the group would skip the waiting entries.
+    # Without "0", the group would skip the entries that are waiting.
     broker = RedisStreamBroker(url=os.environ["BENCH_REDIS"], consumer_id="0")
 else:
     broker = ListQueueBroker(url=os.environ["BENCH_REDIS"])
