@@ -1,4 +1,4 @@
-"""Make each call on the server and in the model, which must give equal answers."""
+"""Run each call on the server and in the model. Both must give the same answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.picture import Fields, pair_fields
 
 
 class Both:
-    """A server and its model. Each method runs a script on both and returns its word."""
+    """A server and its model. Each method runs a script on both of them and returns its word."""
 
     def __init__(self, harnesses: dict[str, Harness], model: Model) -> None:
         self.harnesses = harnesses
@@ -97,7 +97,8 @@ class Both:
 
     def retry(self, name: str, token: str, items: tuple[tuple[str, bool, Fields], ...]) -> str:
         sent = [(p.encode(), 0.0 if now else 3600.0, _raw(f)) for p, now, f in items]
-        # The hints about adjacent entries are often wrong here, which must not matter.
+        # The hints about adjacent entries are often wrong here, because they must not change the
+        # result.
         call = messages.retry(
             self.keys, Lease(self.harnesses[name].assignment, token), sent, adjacent=len(sent) > 1
         )

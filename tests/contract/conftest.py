@@ -19,7 +19,7 @@ def harness(link: Connection, keys: Keys) -> Harness:
 
 @pytest.fixture
 def large_nodes(link: Connection) -> Iterator[int]:
-    """Let a stream node hold 2,500 entries of any size."""
+    """Configure the server so that a stream node holds 2,500 entries of any size."""
     names = ("stream-node-max-entries", "stream-node-max-bytes")
     before = {name: link.execute("CONFIG", "GET", name)[1] for name in names}
     for name, value in zip(names, (2500, 0), strict=True):

@@ -1,7 +1,7 @@
 """The harness of contract tests: it seeds one assignment and compares all keys of its server.
 
-`expect` runs a call and checks its word. After a refusal it checks that no byte of any key has
-changed. `state` reads the whole keyspace in a form that a test can spell out.
+`expect` runs a call and checks its word. After a refusal, it also checks that no byte of any key
+has changed. `state` reads the whole keyspace in a form that a test can spell out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-# A script with one of these answers has written nothing.
+# A script that gives one of these answers has written nothing.
 REFUSALS = frozenset(
     (
         *("CHANGED", "DELETING", "MISSING", "OWNED", "UNSETTLED"),
@@ -47,7 +47,7 @@ TTL = 15.0
 
 
 class Stream(NamedTuple):
-    """A stream as a test spells it: entries by id, and position and pending entries per group."""
+    """A stream as a test spells it: its entries by ID, and its groups by name."""
 
     entries: dict[str, dict[str, bytes]]
     groups: dict[str, tuple[str, dict[str, str]]]  # name -> (last delivered, id -> consumer)
@@ -89,7 +89,7 @@ class Harness:
         return Store(self.link, self.keys)
 
     def expect(self, script: str, word: str, call: Call) -> list[Any]:
-        """Run a call of a script, which must answer the word. Return the rest of the answer."""
+        """Run a call of a script that must answer this word. Return the rest of the answer."""
         assert call.script.name == script
         before = self.dump()
         reply = self.link.run(call)
@@ -99,7 +99,7 @@ class Harness:
         return reply.values
 
     def expect_entries(self, script: str, words: list[str], call: Call) -> messages.SettledReply:
-        """Run a call that settles entries and must answer these words for them."""
+        """Run a call that settles entries and must answer these words, one per entry."""
         before = self.dump()
         rest = self.expect(script, "OK", call)
         settled = messages.SettledReply.parse(Reply("OK", rest))
@@ -109,7 +109,7 @@ class Harness:
         return settled
 
     def expect_words(self, script: str, words: list[str], call: Call) -> None:
-        """Run a call of a script of schedules, which must answer these words for its schedules."""
+        """Run a call of a schedule script that must answer these words, one per schedule."""
         [found, *_] = self.expect(script, "OK", call)
         assert [each.decode() for each in found] == words
 
@@ -128,7 +128,7 @@ class Harness:
 
     @contextmanager
     def instant(self) -> Iterator[Instant]:
-        """Yield an Instant that spans the server's clock during the block."""
+        """Yield an Instant that covers the server's clock for the duration of the block."""
         taken = Instant(self.now_unix_ms(), 0)
         yield taken
         taken.last = self.now_unix_ms()
@@ -143,44 +143,47 @@ class Harness:
             self.do("CONFIG", "SET", "maxmemory", "0")
 
     def leased(self, token: str, epoch: int = 0) -> Lease:
-        """Return the lease of the assignment with a token."""
+        """Return the lease that this token has on the assignment."""
         return Lease(self.assignment, token, epoch)
 
     # --- seeding ---
 
     def groups(self) -> None:
-        """Create the group of the assignment, from the first message on."""
+        """Create the assignment's group, which starts at the first message."""
         self.link.run(messages.ensure_group(self.keys, self.assignment, "0"))
 
     def own(self, token: str = "t1", *, seen_epoch: int = 0, owner: str = OWNER) -> int:
-        """Make a token the owner of the assignment. Return the epoch."""
+        """Make a token the owner of the assignment. Return its epoch."""
         call = leases.acquire(self.keys, self.leased(token, seen_epoch), TTL, owner)
         reply = self.link.run(call)
         assert reply.word == "OK", reply
         return int(reply.values[0])
 
     def add(self, entry_id: str, *fields: str | bytes, stream: str = "") -> bytes:
-        """Write an entry with an id. Return its place."""
+        """Write an entry with this ID. Return its place."""
         key = stream or self.stream
         self.do("XADD", key, entry_id, *(fields or ("payload", f"body of {entry_id}")))
         return (b"r:" if key == self.retry else b"m:") + entry_id.encode()
 
     def fetch(self, count: int = 10, consumer: str = "w", stream: str = "") -> list[bytes]:
-        """Read as the group of the assignment. Return the ids."""
+        """Read as a consumer of the assignment's group. Return the IDs."""
         key = stream or self.stream
         group = self.assignment.group
         got = self.do("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "STREAMS", key, ">")
         return [entry[0] for entry in got[0][1]] if got else []
 
     def pending(self, *ids: str) -> list[bytes]:
-        """Create the group, write entries 1-0, 2-0 … to the partition, and read them."""
+        """Create the group, write entries 1-0, 2-0 … to the partition, and read them.
+
+        Return their places.
+        """
         self.groups()
         places = [self.add(entry_id) for entry_id in ids]
         assert len(self.fetch(len(ids) or 1)) == len(ids)
         return places
 
     def pending_retry(self, *ids: str) -> list[bytes]:
-        """Do the same in the retry stream; the group must exist."""
+        """Do the same in the retry stream, whose group must already exist."""
         places = [self.add(entry_id, stream=self.retry) for entry_id in ids]
         assert len(self.fetch(len(ids), stream=self.retry)) == len(ids)
         return places
@@ -188,14 +191,17 @@ class Harness:
     # --- reading the keyspace ---
 
     def dump(self) -> dict[bytes, tuple[object, bool]]:
-        """Return the bytes of every key, and whether it expires."""
+        """Return the bytes of every key, and whether the key expires."""
         return {
             key: (self._bytes(key), self.do("PTTL", key) >= 0)
             for key in sorted(self.do("KEYS", "*"))
         }
 
     def _bytes(self, key: bytes) -> object:
-        """Return all bytes of a key, not by DUMP: a read may reorder the table of a hash or set."""
+        """Return all bytes of a key.
+
+        DUMP would not be stable, because a read may reorder the table of a hash or set.
+        """
         kind = self.do("TYPE", key)
         if kind == b"hash":
             found = self.do("HGETALL", key)
@@ -203,7 +209,7 @@ class Harness:
         return {*self.do("SMEMBERS", key)} if kind == b"set" else self.do("DUMP", key)
 
     def state(self) -> dict[str, Any]:
-        """Return every key by its short name, as plain values, without the changes of owner."""
+        """Return every key by its short name, as plain values, but not the changes of owner."""
         found = {}
         for raw in sorted(self.do("KEYS", "*")):
             key = raw.decode()
@@ -213,7 +219,7 @@ class Harness:
         return found
 
     def changes(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the changes since an earlier state: new values, None for deleted keys."""
+        """Return the changes since an earlier state: the new values, or None for a deleted key."""
         after = self.state()
         return {
             name: after.get(name)
@@ -222,7 +228,7 @@ class Harness:
         }
 
     def unpacked(self, key: str, member: str | bytes) -> dict[str, bytes]:
-        """Unpack a field list of an item hash."""
+        """Unpack the list of fields in an item of a hash."""
         script = "return cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1]))"
         return _paired(self.do("EVAL", script, 1, key, member))
 
@@ -257,7 +263,7 @@ class Harness:
 
 
 class Instant:
-    """A span of the server's clock, in unix ms. It equals any time inside it."""
+    """A span of the server's clock (unix ms), which equals any time within it."""
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last = first, last

@@ -1,4 +1,4 @@
-"""The answers of the lease scripts, by their contracts."""
+"""Parsers for the answers of the lease scripts, as their contracts define them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from streamqd.store.scripts import Reply
 
 
 class Refenced(NamedTuple):
-    """The epoch of the new token, and the crashes of the charged entry so far."""
+    """The epoch of the new token, and how often the charged entry has crashed so far."""
 
     epoch: int
     crashes: int
 
     @classmethod
     def parse(cls, reply: Reply) -> Refenced:
-        """Parse OK."""
+        """Parse the answer OK."""
         return cls(int(reply.values[0]), reply.values[1])
 
 
@@ -27,7 +27,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Holder:
-        """Parse HELD, MOVED or FENCED of any script."""
+        """Parse the answer HELD, MOVED or FENCED of any script."""
         match reply.word:
             case "HELD":
                 _, epoch, owner = reply.values

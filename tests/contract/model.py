@@ -1,7 +1,7 @@
 """A model of one partition in plain Python: the effect of each script on the keyspace.
 
-It follows the protocol, not the Lua code: a message of a group is in exactly one place, and each
-operation moves it to another place or does nothing.
+The model follows the protocol, not the Lua code. A group has each message in exactly one place, and
+each operation either moves the message to another place or does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Model:
         self.acked: dict[str, set[bytes]] = {name: set() for name in names}
         self.charges: dict[tuple[str, bytes], int] = {}
         self.due: dict[str, set[str]] = {name: set() for name in names}
-        self.bodies: dict[str, Fields] = {}  # every entry of the partition ever written
+        self.bodies: dict[str, Fields] = {}  # every entry that was ever written to the partition
 
     # --- the lease ---
 
@@ -40,7 +40,7 @@ class Model:
         return "OK"
 
     def _suspect(self, name: str, marked: list[str]) -> None:
-        """Charge the entry that ran alone when the owner was lost, or accuse the marked entries."""
+        """Charge the entry that ran alone when the owner was lost, or accuse all marked entries."""
         group = self.now.groups[name]
         if len(marked) > 1:
             earlier = " ".join(group.accused)
@@ -189,7 +189,7 @@ class Model:
     # --- without an owner ---
 
     def promote(self, name: str, count: int, written: dict[str, Fields]) -> None:
-        """Move due entries to the ids that the server gave them. Any due entry may be first."""
+        """Move due entries to the IDs that the server chose. Any due entry may come first."""
         group = self.now.groups[name]
         assert len(written) == min(count, len(self.due[name]))
         for new_id, fields in written.items():
@@ -220,13 +220,16 @@ class Model:
         return self.body(name, place)["payload"]
 
     def unread(self, name: str) -> list[str]:
-        """Return the places that were written and not delivered."""
+        """Return the places that have been written but not delivered."""
         group = self.now.groups[name]
         main = [f"m:{i}" for i in self.now.stream if order(i) > order(group.last_main)]
         return main + [f"r:{i}" for i in group.retry if order(i) > order(group.last_retry)]
 
     def trim(self) -> None:
-        """Remove all entries if no group needs any, otherwise all but less than one node."""
+        """Remove all entries if no group needs any.
+
+        Otherwise, keep all, because they fill less than one node.
+        """
         ids = set(self.now.stream)
         waiting = any(
             self.unread_main(name) or any(p[0] == "m" for p in group.pending)

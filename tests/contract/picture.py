@@ -1,4 +1,4 @@
-"""The keyspace of one partition, read from a server as plain values."""
+"""The keyspace of one partition as plain values, which are read from a server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Picture:
 
 
 def observe(harnesses: dict[str, Harness]) -> Picture:
-    """Read the keyspace of the partition. Fails for an unknown key."""
+    """Read the keyspace of the partition. Fails if it contains an unknown key."""
     first = next(iter(harnesses.values()))
     commands: list[tuple[Any, ...]] = [
         ("XRANGE", first.stream, "-", "+"),
@@ -56,7 +56,7 @@ def observe(harnesses: dict[str, Harness]) -> Picture:
             harness.delayed,
             harness.items,
             harness.attempts,
-            harness.epochs,  # it decides nothing: see `test_owner_changes.py`
+            harness.epochs,  # no script decides by it: see `test_owner_changes.py`
         }
         commands += [
             ("HGETALL", harness.fence),
@@ -115,7 +115,7 @@ def order(entry_id: str) -> tuple[int, int]:
 
 
 def find_payloads(picture: Picture, bodies: dict[str, Fields], name: str) -> dict[bytes, list[str]]:
-    """Return the places of each payload in a group, from the picture alone."""
+    """Return the places of each payload in a group, as far as the picture alone shows them."""
     group = picture.groups[name]
     found: dict[bytes, list[str]] = {}
 
@@ -140,7 +140,7 @@ def find_payloads(picture: Picture, bodies: dict[str, Fields], name: str) -> dic
 
 
 def unpack_fields(packed: bytes) -> Fields:
-    """Decode an array of byte strings that cmsgpack wrote."""
+    """Decode an array of byte strings that cmsgpack has written."""
     first, at = packed[0], 1
     if first & 0xF0 == 0x90:
         count = first & 0x0F

@@ -1,9 +1,9 @@
 """A play: random scripts, run against a server and against the model.
 
-Two owners, two groups, one partition. Every step compares the whole keyspace with the model and
-checks, from the server's picture alone: each message of a group is in exactly one place; charges
-are exact. Earlier calls are executed again, late, with their old arguments, as late packets of a
-closed connection are.
+Two owners and two groups share one partition. Every step compares the whole keyspace with the
+model. From the server's picture alone, it also checks that a group has each message in exactly one
+place, and that charges are exact. Earlier calls are executed again later with their old arguments,
+like late packets of a closed connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWNERS = ("A", "B")
 
 @dataclass
 class Actor:
-    """The possibly outdated knowledge of one owner about one group."""
+    """What one owner knows about one group, which may be outdated."""
 
     token: str = ""
     session: str = ""
@@ -39,7 +39,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Op:
-    """One script with its arguments, to run now and perhaps again."""
+    """One script with its arguments, to be run now and perhaps once more later."""
 
     kind: str
     group: str
@@ -47,7 +47,7 @@ class Op:
 
 
 class Play:
-    """Draws calls, and runs them on the server and in the model."""
+    """Draws random calls, and runs each on the server and in the model."""
 
     def __init__(self, harness: Harness, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -67,13 +67,13 @@ class Play:
             assignment.groups()
 
     def run(self, steps: int) -> None:
-        """Run a number of steps, each followed by the comparison."""
+        """Run a number of steps, and compare server and model after each."""
         for _ in range(steps):
             self.draw.choices(list(ACTIONS), list(ACTIONS.values()))[0](self)
             self.compare()
 
     def actor(self, *, with_hand: bool = False) -> tuple[str, Actor] | None:
-        """Draw a group and an actor for it: mostly its owner, sometimes a former one."""
+        """Draw a group and an actor for it, usually its owner and sometimes a former one."""
         name = self.draw.choice(GROUPS)
         known = [self.actors[owner, name] for owner in OWNERS]
         able = [a for a in known if a.token and (a.hand or not with_hand)]
@@ -141,7 +141,7 @@ class Play:
             actor.hand = {p: (self.model.body(name, p), crashes[p]) for p in own}
 
     def fetch(self) -> None:
-        """Read both streams if the fence has the token, as the transaction under WATCH does."""
+        """Read both streams if the fence has the token, like the transaction under WATCH."""
         if not (chosen := self.actor()):
             return
         name, actor = chosen
@@ -222,7 +222,7 @@ class Play:
     # --- without an owner ---
 
     def publish(self) -> None:
-        """Write a message, often under the id of an entry of a retry stream."""
+        """Write a message, often with the ID of an entry in a retry stream."""
         name = self.draw.choice(GROUPS)
         last = max(self.model.bodies, key=order, default="0-0")
         ids = [i for i in self.model.now.groups[name].retry if order(i) > order(last)]
@@ -281,7 +281,7 @@ class Play:
         return f"{letter}{self.made}"
 
     def take(self, actor: Actor) -> dict[str, tuple[Fields, int]]:
-        """Choose some fetched entries, which the owner considers done."""
+        """Choose some fetched entries that the owner considers to be done."""
         held = sorted(actor.hand)
         chosen = self.draw.sample(held, self.draw.randint(1, min(3, len(held))))
         return {place: actor.hand.pop(place) for place in chosen}

@@ -1,6 +1,7 @@
-"""For each script, a state in which it has all of its effects and uses all of its keys.
+"""For each script, a state in which the script has all of its effects and uses all of its keys.
 
-`test_every_script` breaks each of them: a key of a wrong type, a server with full memory.
+`test_every_script` breaks each of them with a key of a wrong type, or a server whose memory is
+full.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CHANGED = {b"originalId": b"1-0", b"retryCount": b"1"}
 
 
 def lease_acquire(harness: Harness) -> Call:
-    """An owner was lost while it handled an entry: the next one charges it."""
+    """An owner was lost while it handled an entry, so the next owner charges the entry."""
     place = harness.pending("1-0")[0]
     epoch = harness.own("old")
     harness.do("HSET", harness.fence, "mark", place)
@@ -56,7 +57,7 @@ def lease_acquire_retried(harness: Harness) -> Call:
 
 
 def lease_acquire_mine(harness: Harness) -> Call:
-    """The reply was lost and the lease has expired."""
+    """The reply was lost, and the lease has expired since."""
     epoch = harness.own("new")
     harness.do("DEL", harness.lease)
     return leases.acquire(harness.keys, harness.leased("new", epoch - 1), TTL, OWNER)
@@ -85,7 +86,7 @@ def lease_refence(harness: Harness) -> Call:
 
 
 def lease_refence_uncharged(harness: Harness) -> Call:
-    """A child was dismissed, and no message is charged."""
+    """A child was dismissed on purpose, so no message is charged."""
     main = harness.pending("1-0")
     retried = harness.pending_retry("1-0")
     harness.own("old")
@@ -190,7 +191,7 @@ def quarantine_mark(harness: Harness) -> Call:
 
 
 def quarantine_mark_first(harness: Harness) -> Call:
-    """There is nothing to acknowledge yet."""
+    """The worker has nothing to acknowledge yet."""
     place = harness.pending("1-0")[0]
     harness.own("t1")
     harness.do("HSET", harness.fence, "session", "s1", "quarantine", "1")
@@ -206,7 +207,7 @@ def message_promote(harness: Harness) -> Call:
 
 
 def message_promote_orphan(harness: Harness) -> Call:
-    """The first due entry has lost its item, and is removed before anything is written."""
+    """The first due entry has lost its item, so it is removed before anything is written."""
     call = message_promote(harness)
     harness.do("ZADD", harness.delayed, 0, "m:0-1")
     return call
@@ -296,7 +297,7 @@ def dead_deliver(harness: Harness) -> Call:
 
 
 def register_topic(harness: Harness) -> str:
-    """Register the topic with two partitions; return its meta key."""
+    """Register the topic with two partitions. Return its meta key."""
     meta = harness.keys.meta(harness.assignment.topic)
     harness.do("HSET", meta, "partitionCount", 2)
     return meta
@@ -371,7 +372,7 @@ def growth_finish(harness: Harness) -> Call:
 
 
 def group_reset(harness: Harness) -> Call:
-    """A group with all kinds of data is taken from its owner."""
+    """A group that has all kinds of data is taken from its owner."""
     _write_group_data(harness)
     return groups.reset(
         harness.keys,
@@ -390,7 +391,7 @@ def group_delete(harness: Harness) -> Call:
 
 
 def message_find(harness: Harness) -> Call:
-    """Find a dead letter of the message next to one of another message."""
+    """The message has a dead letter next to a dead letter of another message."""
     harness.groups()
     for original in ("1-0", "2-0"):
         harness.do("XADD", harness.dlq, "*", "payload", "x", "originalId", original, "group", "g")
@@ -455,7 +456,7 @@ def control_change(harness: Harness) -> Call:
 
 
 def message_adopt(harness: Harness) -> Call:
-    """A foreign client has read an entry, and streamqd has owned the assignment before."""
+    """A foreign client has read an entry of an assignment that streamqd has owned before."""
     harness.groups()
     harness.add("1-0")
     harness.fetch(1, "foreign")
@@ -530,7 +531,7 @@ def outbox_fence(harness: Harness) -> Call:
 
 
 def outbox_publish(harness: Harness) -> Call:
-    """One row is in the record, one is due later, and one is ready."""
+    """One row is already recorded, one is due later, and one is ready."""
     harness.link.run(outbox_fence(harness))
     harness.groups()
     harness.add("1-0")
@@ -547,7 +548,7 @@ def outbox_publish(harness: Harness) -> Call:
 
 
 def outbox_publish_late(harness: Harness) -> Call:
-    """The first row to write is due later."""
+    """The first row that has to be written is due later."""
     outbox_publish(harness)
     harness.do("HDEL", harness.keys.outbox_record(*harness.assignment[:2], "shop"), "rows")
     rows = [outbox.OutgoingRow(1, "f" * 32, 9_000_000_000_000, [b"payload", b"x"])]
@@ -592,7 +593,7 @@ def trim_all(harness: Harness, **changed: object) -> Call:
 
 
 def drop_all(harness: Harness, **changed: object) -> Call:
-    """Drop everything, acknowledged or not."""
+    """Drop all entries, even those that are not acknowledged."""
     arguments = {
         "drop_before": "999999999999-0",
         "max_length": None,
@@ -617,13 +618,13 @@ def stage_rows(harness: Harness) -> None:
 
 
 def sink_start(harness: Harness) -> Call:
-    """The previous batch is published."""
+    """The previous batch has been published."""
     harness.do("HSET", harness.keys.sink("q"), "batch", "3", "attempt:a:access", "4")
     return spark.begin(harness.keys, "q", 4, {"a": {"access": [0]}}, 60, 2)
 
 
 def sink_publish(harness: Harness) -> Call:
-    """A row is already in the partition."""
+    """One row is already in the partition."""
     stage_rows(harness)
     harness.add("1-0")
     return spark.publish(harness.keys, *harness.assignment[:2], "q", "a", 60)
@@ -666,7 +667,7 @@ def schedule_page(harness: Harness) -> Call:
 
 
 def schedule_fire(harness: Harness) -> Call:
-    """The last message was handled, and others of the group wait for their retries."""
+    """The last message was handled, and others of the group are waiting for their retries."""
     place = store_schedule(harness)
     harness.pending("1-0")
     harness.do("XACK", harness.stream, "hits", "1-0")
@@ -723,7 +724,7 @@ def schedule_drop(harness: Harness) -> Call:
     return timed.drop(harness.keys, place, "tick")
 
 
-# The outcome of each with full memory: scripts that must not wait for memory are accepted.
+# The outcome of each script with full memory. Scripts that must not wait for memory are accepted.
 WHEN_FULL: dict[Scenario, str] = {
     message_fetch: "OK",
     lease_acquire: "OK",
@@ -808,7 +809,7 @@ WHEN_FULL: dict[Scenario, str] = {
     outbox_publish: "OOM",
     outbox_publish_late: "OOM",
 }
-# Keys that a scenario names but does not change, or does not need.
+# Keys that a scenario names, but does not change or does not need.
 UNTOUCHED: set[tuple[Scenario, str]] = {
     (stream_trim_retry, "trim"),
     (lease_acquire, "retry"),
@@ -816,7 +817,7 @@ UNTOUCHED: set[tuple[Scenario, str]] = {
     (lease_acquire_mine, "attempts"),
     (lease_acquire_mine, "stream"),
     (lease_acquire_mine, "retry"),
-    # A history of another type costs only the history.
+    # If the history has another type, only the history is lost.
     (lease_acquire, "epochs"),
     (lease_acquire_retried, "epochs"),
     (lease_acquire_mine, "epochs"),

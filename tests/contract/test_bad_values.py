@@ -1,4 +1,4 @@
-"""Scripts ignore bad values that another client wrote, or report their key and field."""
+"""Scripts ignore bad values of other clients, or report their key and field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_ID = ["abc", "", "5", "1-", LAST + "1"]
 
 @pytest.mark.parametrize("epoch", NO_NUMBER)
 def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: str) -> None:
-    """The call writes nothing, and the assignment works again after the epoch is removed."""
+    """The call writes nothing, and the assignment works again once the epoch has been removed."""
     harness.groups()
     harness.do("HSET", harness.fence, "epoch", epoch)
     call = leases.acquire(harness.keys, harness.leased("t1", 0), TTL, OWNER)
@@ -43,7 +43,7 @@ def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: s
 
 
 def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
-    """The reset writes a new epoch if it takes several calls."""
+    """A reset repairs the epoch even if it takes several calls, because it writes a new one."""
     harness.pending("1-0", "2-0")
     harness.do("HSET", harness.fence, "epoch", "zzz")
     call = groups.reset(
@@ -56,7 +56,10 @@ def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
 
 @pytest.mark.parametrize("count", NO_NUMBER)
 def test_invalid_counters_are_read_as_zero(harness: Harness, count: str) -> None:
-    """A count such as `:c=abc` once crashed the worker in a loop."""
+    """Invalid counters count as zero.
+
+    A count such as `:c=abc` once made the worker crash in a loop.
+    """
     (place,) = harness.pending("1-0")
     harness.own("t1")
     name = place.decode()
@@ -81,7 +84,7 @@ def test_invalid_counters_are_read_as_zero(harness: Harness, count: str) -> None
 
 
 def test_lease_acquire_charges_despite_an_invalid_count(harness: Harness) -> None:
-    """The count may not even be a number."""
+    """The entry is charged even if its count is not a number."""
     (place,) = harness.pending("1-0")
     epoch = harness.own("t1")
     harness.do("HSET", harness.fence, "mark", place, "accused", place)
@@ -93,7 +96,7 @@ def test_lease_acquire_charges_despite_an_invalid_count(harness: Harness) -> Non
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
 def test_control_change_ignores_an_invalid_last_time(harness: Harness, last: object) -> None:
-    """Even with `last` = 2^53, the members read the directive of `pause`."""
+    """Members read the directive of `pause`, even if `last` is 2^53."""
     key = harness.keys.directives("default")
     harness.do("HSET", key, "last", last)
     for _ in range(2):
@@ -107,7 +110,7 @@ def test_control_change_ignores_an_invalid_last_time(harness: Harness, last: obj
 
 @pytest.mark.parametrize("floor", NO_ID)
 def test_invalid_floor_is_reported_without_its_group(harness: Harness, floor: str) -> None:
-    """The floor is not needed while the group exists."""
+    """An invalid floor is reported only if the group is missing. It is not needed otherwise."""
     harness.do("HSET", harness.trim, f"floor:{harness.assignment.group}", floor)
     call = messages.ensure_group(harness.keys, harness.assignment, "0")
     error = harness.expect_error("BADVALUE", call)
@@ -128,7 +131,10 @@ def trim(harness: Harness, *, archive: bool = False, shrink: float | None = None
 
 @pytest.mark.parametrize("junk", NO_ID)
 def test_stream_trim_ignores_a_junk_record(harness: Harness, junk: str) -> None:
-    """Counts restart at 0. Only a bad archive mark stops the trim, and the error names it."""
+    """A junk record makes counts restart at 0.
+
+    Only a bad archive mark stops the trim, with an error that names it.
+    """
     harness.pending("1-0")
     record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
     for field in record:
@@ -150,7 +156,7 @@ def test_stream_trim_ignores_a_junk_record(harness: Harness, junk: str) -> None:
 
 
 def test_junk_marks_of_moves_and_sinks_are_ignored(harness: Harness) -> None:
-    """A junk mark of a move counts as new, and a bad batch number is an error that names it."""
+    """A junk mark of a move counts as a new move. A bad batch number is an error that names it."""
     topic, partition, _ = harness.assignment
     harness.add("1-0", stream=harness.dlq)
     for mark in ("junk", "9" * 400 + " there"):
@@ -166,7 +172,7 @@ def test_junk_marks_of_moves_and_sinks_are_ignored(harness: Harness) -> None:
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
 def test_infinite_scores_are_accepted(harness: Harness, score: str) -> None:
-    """Checks the score of a waiting retry and of a member."""
+    """A waiting retry and a member may have an infinite score."""
     harness.groups()
     harness.do("ZADD", harness.delayed, score, "m:1-0")
     call = messages.promote_retries(harness.keys, harness.assignment, 1)
@@ -186,7 +192,7 @@ def test_infinite_scores_are_accepted(harness: Harness, score: str) -> None:
 
 
 def test_retry_page_lists_retries_next_to_a_junk_item(harness: Harness) -> None:
-    """A page of waiting retries shows the other items."""
+    """If one item of a page is junk, the page still lists the other waiting retries."""
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
     harness.do("EVAL", code, 1, harness.items, "m:1-0")
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', {1}, {2}, 8}))"
@@ -200,7 +206,7 @@ def test_retry_page_lists_retries_next_to_a_junk_item(harness: Harness) -> None:
 
 
 def test_stream_with_exhausted_ids_is_measured_and_read(harness: Harness) -> None:
-    """A partition and a retry stream whose ids are exhausted can be measured and read."""
+    """A partition or retry stream whose IDs are exhausted can still be measured and read."""
     harness.groups()
     topic, partition, group = harness.assignment
     harness.add("5-0")
@@ -230,7 +236,7 @@ def test_stream_with_exhausted_ids_is_measured_and_read(harness: Harness) -> Non
 
 
 def test_message_reclaim_reaches_the_greatest_id(harness: Harness) -> None:
-    """A page that starts at the greatest possible id is empty."""
+    """A page that starts at the greatest possible ID is empty."""
     harness.groups()
     harness.add(LAST)
     harness.fetch(consumer="stranger")

@@ -1,4 +1,4 @@
-"""The shared blocks: arithmetic on ids, lists and numbers that Lua's own operators get wrong."""
+"""The shared blocks calculate with IDs, lists and numbers that Lua's own operators get wrong."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_older_compares_ids_numerically(harness: Harness) -> None:
 
 
 def test_is_id_accepts_only_entry_ids(harness: Harness) -> None:
-    """A value in place of an id may be anything, and only ids are accepted."""
+    """Only entry IDs are accepted, because there may be any value in their place."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = is_id(raw) and 1 or 0 end"
     good = ["0-0", "1-5", f"{LAST}-{LAST}"]
     bad = ["", "5", "junk", "1-", "-1", "1-5-", f"{LAST + 1}-0", f"0-{LAST + 1}", "1 - 5", "0x1-1"]
@@ -66,7 +66,7 @@ def test_is_id_accepts_only_entry_ids(harness: Harness) -> None:
 
 
 def test_whole_number_accepts_only_plain_decimals(harness: Harness) -> None:
-    """Lua's own conversion accepts hex and infinity, and returns nothing for the rest."""
+    """Only plain decimals are accepted. Lua's own conversion would accept hex and infinity."""
     code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = whole(raw) or 'none' end"
     good = [0, 7, 2**53 - 1]
     bad = ["", "abc", "-1", "1e308", "inf", "nan", "0x10", " 7", "7.5", 2**53, "9" * 26]
@@ -76,7 +76,7 @@ def test_whole_number_accepts_only_plain_decimals(harness: Harness) -> None:
 
 
 def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
-    """A script counts after its effects, so an invalid counter must not be an error."""
+    """An invalid counter must not be an error, because a script counts only after its effects."""
     source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
     for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):
         harness.do("HSET", "h", "f", before)
@@ -96,7 +96,7 @@ def test_older_accepts_an_id_without_a_sequence(harness: Harness) -> None:
 
 
 def test_lua_replies_keep_all_digits_of_integers(harness: Harness) -> None:
-    """Lua's own conversion would return 1.7890000000012e+12."""
+    """Integers keep all digits, where Lua's own conversion would return 1.7890000000012e+12."""
     code = "return {text(1789000000001234), text(now_unix_ms())}"
     with harness.instant() as now:
         found = evaluate(harness, "_clock", code)

@@ -1,4 +1,4 @@
-"""The bytes that one call copies are bounded, because the server runs nothing else during it."""
+"""One call copies a bounded number of bytes, because the server runs nothing else meanwhile."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.contract.scenarios import drop_all, trim_all
 from tests.support import costs
 
 BODY = b"x" * (BYTES_MAX // 4)
-PER_CALL = 4  # bodies that exceed BYTES_MAX together with their overhead
+PER_CALL = 4  # bodies that exceed BYTES_MAX if their overhead is included
 COUNT = 10
 
 
 @pytest.fixture
 def ids(harness: Harness) -> list[str]:
-    """Write large entries that no consumer has read. Return their ids."""
+    """Write large entries that no consumer has read. Return their IDs."""
     harness.groups()
     names = [f"{number}-0" for number in range(1, 1 + COUNT)]
     for name in names:
@@ -31,7 +31,7 @@ def ids(harness: Harness) -> list[str]:
 
 
 def delay_retries(harness: Harness, ids: list[str]) -> None:
-    """Turn entries into waiting retries that are due now."""
+    """Turn these entries into waiting retries that are due now."""
     harness.fetch()
     harness.own("t1")
     items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]
@@ -132,7 +132,7 @@ def test_message_reclaim_is_bounded_by_bytes(harness: Harness, ids: list[str]) -
 
 
 def test_stream_step_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
-    """A count reads one entry, then two, then up to four at a time."""
+    """To stay below the bound, a count reads one entry, then two, and then up to four at a time."""
     call = spark.step(harness.stream, "0-0", "9-0", 100)
     assert harness.expect("stream_step", "OK", call) == [7, b"7-0", 1]
     call = spark.step(harness.stream, "7-0", "9-0", 100)
@@ -193,7 +193,7 @@ def test_stream_drop_reports_remaining_entries(harness: Harness) -> None:
 
 @pytest.mark.parametrize("large", [16 << 10, 256 << 10, 1 << 20])
 def test_stream_drop_handles_entries_of_mixed_sizes(harness: Harness, large: int) -> None:
-    """The size of the first entry does not predict the size of the next ones."""
+    """Entries may have mixed sizes. The size of the first does not predict those of the next."""
     harness.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):
         costs.seed_backlog(harness, count, "x" * size)
@@ -203,13 +203,13 @@ def test_stream_drop_handles_entries_of_mixed_sizes(harness: Harness, large: int
         before = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
         assert harness.link.run(trim_all(harness, limit=10_000)).values[0]
         freed.append(before - harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0))
-    # Even of the smallest entries, a few are as large as a default node.
+    # Even the smallest entries fill a default node if there are a few of them.
     assert max(freed) <= (16 << 20) + 2 * large
     assert len(freed) <= 12, "and goes on"
 
 
 def test_stream_drop_works_without_memory_permission(harness: Harness) -> None:
-    """Without the permission for MEMORY USAGE, the parts are small."""
+    """Without the permission for MEMORY USAGE, entries are dropped in small parts."""
     harness.groups()
     costs.seed_backlog(harness, 250, "x" * 100_000)
     harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")

@@ -1,4 +1,4 @@
-"""The conservation check on a real server: it sees every place and every planted violation."""
+"""The conservation check on a real server sees every place and every planted violation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Run(NamedTuple):
 
 
 class Scenario:
-    """An assignment with messages 1 to 5, sent and recorded, of which 1 to 4 were read."""
+    """An assignment with messages 1 to 5, which were sent and recorded. 1 to 4 have been read."""
 
     def __init__(self, harness: Harness, path: Path, **options: Any) -> None:
         self.harness = harness
@@ -67,7 +67,7 @@ class Scenario:
         return dict(sorted(seen[self.harness.assignment].places.items()))
 
     def new_violations(self) -> list[str]:
-        """Run another check. Return its sentences without the name of the assignment."""
+        """Run another check. Return its sentences without the assignment's name."""
         self.conservation.check()
         return [each.partition(": ")[2] for each in self.conservation.violations]
 

@@ -64,8 +64,8 @@ def test_control_change_removes_obsolete_directives(harness: Harness) -> None:
 
 @pytest.fixture
 def list_encoded_hashes(harness: Harness) -> Iterator[None]:
-    """Make the server store large hashes as lists, because it dumps tables in any order."""
-    # All servers accept these older names.
+    """Make the server store large hashes as lists, because it dumps a table in any order."""
+    # All servers accept these older names of the settings.
     settings = ("hash-max-ziplist-entries", "hash-max-ziplist-value")
     before = {setting: harness.do("CONFIG", "GET", setting)[1] for setting in settings}
     for setting in settings:
@@ -82,7 +82,7 @@ def test_number_of_directives_is_bounded(harness: Harness) -> None:
         apply_change(harness, change(harness, name))
     rest = harness.expect("control_change", "FULL", change(harness, "drain:one-more"))
     assert int(rest[0]) == directives.DIRECTIVES_MAX
-    apply_change(harness, change(harness, names[0]))  # this directive is not new
+    apply_change(harness, change(harness, names[0]))  # this directive already exists
     apply_change(harness, change(harness, remove=names[:1]))
     apply_change(harness, change(harness, "drain:one-more"))
 

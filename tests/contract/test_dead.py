@@ -31,7 +31,7 @@ def replay(harness: Harness, dead_letter_id: str, group: str | None = "hits") ->
 
 
 def write_dead_letters(harness: Harness, *ids: str) -> list[str]:
-    """Make dead letters of entries; return their ids."""
+    """Turn entries into dead letters. Return the IDs of the dead letters."""
     harness.groups()
     for entry_id in ids:
         harness.add(entry_id, "payload", b"\x00\xff", "key", "k", "headers", "{}", "own", "field")
@@ -72,7 +72,7 @@ def test_dead_replay_for_all_groups_writes_to_the_partition(harness: Harness) ->
 
 
 def test_dead_replay_repeated_finds_no_dead_letter(harness: Harness) -> None:
-    """If a replay and another replay or purge compete, the loser gets GONE."""
+    """If a replay competes with another replay or a purge, the loser gets GONE."""
     letter = write_dead_letters(harness, "1-0")[0]
     harness.expect("dead_replay", "OK", replay(harness, letter))
     harness.expect("dead_replay", "GONE", replay(harness, letter))

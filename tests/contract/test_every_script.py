@@ -1,4 +1,4 @@
-"""Checks of every script: its header, wrong types, full memory, and a test for every word."""
+"""Every script has a header, survives wrong types and full memory, and has a test for each word."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_wrong_type_is_refused_before_the_first_write(
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize("scenario", CASES)
 def test_scripts_respect_full_memory(harness: Harness, scenario: Scenario) -> None:
-    """Replacing a child, reading, acknowledging and trimming still work. The rest waits."""
+    """With full memory, replacing a child, reading, acknowledging and trimming still work.
+
+    All else waits.
+    """
     call = scenario(harness)
     before = harness.dump()
     with harness.full_memory():
@@ -91,7 +94,7 @@ def test_scripts_respect_full_memory(harness: Harness, scenario: Scenario) -> No
         assert harness.dump() == before
 
 
-# How to make a server refuse writes, and accept them again.
+# Ways to make a server refuse writes, and to make it accept them again.
 REFUSALS = {
     "NOREPLICAS": (
         ("CONFIG", "SET", "min-replicas-to-write", 1),
@@ -104,7 +107,10 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def failed_snapshot(server: Server) -> Iterator[None]:
-    """Make the last snapshot of the server fail. It refuses writes if snapshots are enabled."""
+    """Make the server's last snapshot fail.
+
+    If snapshots are enabled, the server then refuses writes.
+    """
     if not isinstance(server, ProcessServer):
         pytest.skip("needs the folder of a server")
     link = connect(server.settings, timeout=10.0, name="test:snapshot")
@@ -134,7 +140,7 @@ def failed_snapshot(server: Server) -> Iterator[None]:
 def test_script_is_refused_whole_without_write_access(
     harness: Harness, scenario: Scenario, code: str
 ) -> None:
-    """A script is refused as a whole, unless it has nothing to write."""
+    """Without write access, a script is refused as a whole, unless it has nothing to write."""
     call = scenario(harness)
     harness.do("SCRIPT", "LOAD", call.script.source)
     before = harness.dump()
@@ -152,7 +158,7 @@ def test_script_is_refused_whole_without_write_access(
 
 
 def test_every_reply_word_has_a_test() -> None:
-    """Some test expects each word of each header, by `expect("script", "WORD", …)`."""
+    """For each word in each header, some test expects it with `expect("script", "WORD", …)`."""
     demanded: set[tuple[str, str]] = set()
     in_entries: set[tuple[str, str]] = set()
     for path in HERE.glob("test_*.py"):
@@ -168,7 +174,7 @@ def test_every_reply_word_has_a_test() -> None:
                 demanded.add((script, "OK"))
     for script in scripts.load().values():
         if script.name.endswith("_measure"):
-            continue  # read models, tested with their figures
+            continue  # these models only read, and are tested together with their figures
         for word in script.values:
             assert (script.name, word) in demanded
         for word in script.entry_returns:

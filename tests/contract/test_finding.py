@@ -1,4 +1,4 @@
-"""message_find, dead_letters_measure, stream_page: reading streams, a page at a time."""
+"""message_find, dead_letters_measure and stream_page read streams, one page at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_dead_letters(harness: Harness, *letters: tuple[str, str]) -> None:
 
 
 def test_message_find_returns_copies_without_bodies(harness: Harness) -> None:
-    """The copies of a message are found by its first id."""
+    """All copies of a message are found by its first ID, and returned without their bodies."""
     assert find(harness) == ([], "")
     write_dead_letters(harness, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
     harness.do("XADD", harness.dlq, "*", "originalId", "1-0", "headers", "h", "traceback", "t")
@@ -50,7 +50,7 @@ def test_message_find_returns_copies_without_bodies(harness: Harness) -> None:
 
 
 def test_send_is_found_by_its_send_id(harness: Harness) -> None:
-    """The entry of an outbox is found without its body, and other fields do not match."""
+    """The entry of an outbox is found without its body, and no other field matches."""
     harness.do("XADD", harness.dlq, "1-1", "payload", "p", "sendId", "1-0")
     harness.do("XADD", harness.dlq, "1-2", "payload", "p", "originalId", "1-0", "sendId", "a")
     copies, after = tracing.parse_copies(
@@ -65,7 +65,10 @@ def test_send_is_found_by_its_send_id(harness: Harness) -> None:
 
 
 def test_message_find_continues_at_its_cursor(harness: Harness) -> None:
-    """The work of one call is bounded by entries and by bytes."""
+    """One call examines a bounded number of entries and bytes.
+
+    The next one continues at its cursor.
+    """
     for number in range(2 * tracing.FIND_AT_ONCE):
         harness.do(
             "XADD", harness.dlq, f"{number + 1}-0", "originalId", "1-0" if number > 990 else "x"
@@ -89,7 +92,7 @@ def test_message_find_continues_at_its_cursor(harness: Harness) -> None:
 
 
 def test_message_find_and_count_stop_at_the_greatest_id(harness: Harness) -> None:
-    """Nothing comes after the greatest id, and no error is raised."""
+    """Finding and counting stop at the greatest ID without an error, because nothing can follow."""
     for number in range(7):
         harness.do("XADD", harness.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
     harness.do("XADD", harness.dlq, GREATEST, "originalId", "1-0", "group", "hits")
@@ -101,7 +104,7 @@ def test_message_find_and_count_stop_at_the_greatest_id(harness: Harness) -> Non
 
 
 def test_stream_page_returns_entries_within_its_bounds(harness: Harness) -> None:
-    """Rows, bounds and order are those of XRANGE and XREVRANGE."""
+    """Rows, bounds and order are the same as those of XRANGE and XREVRANGE."""
     for number in range(1, 8):
         harness.add(f"{number}-0", "payload", str(number))
 
@@ -137,7 +140,10 @@ def test_dead_letters_are_counted_per_group_incrementally(harness: Harness) -> N
 
 
 def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> None:
-    """One call counts a bounded number. Until all are counted, the result is unknown."""
+    """One call counts a bounded number of dead letters.
+
+    The result is unknown until all of them are counted.
+    """
     for at in range(0, statistics.DEAD_LETTERS_AT_ONCE + 100, 100):
         harness.link.pipeline(
             [("XADD", harness.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]

@@ -1,4 +1,4 @@
-"""group_restore: absent -> present, as its owner knows it."""
+"""group_restore: absent -> present, in the state that its owner knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def destroy(harness: Harness, stream: str) -> None:
 
 
 def test_group_restore_restores_pending_entries(harness: Harness) -> None:
-    """Acknowledged entries are not read again, and the others are pending as before."""
+    """Acknowledged entries are not read again, and all others are pending as before."""
     _, second, third = harness.pending("1-0", "2-0", "3-0")
     retried, _ = harness.pending_retry("1-0", "2-0")
     harness.own("t1")
@@ -46,7 +46,7 @@ def test_group_restore_restores_pending_entries(harness: Harness) -> None:
 
 
 def test_group_restore_restores_many_pending_entries(harness: Harness) -> None:
-    """A restore takes more entries than one command can name."""
+    """A restore works for more entries than one command can name."""
     places = harness.pending(*(f"{n}-0" for n in range(1, 1_203)))
     harness.own("t1")
     before = harness.state()
@@ -77,7 +77,10 @@ def test_group_restore_reads_a_new_stream_from_its_start(harness: Harness) -> No
 
 
 def test_settling_in_a_missing_group_returns_nogroup(harness: Harness) -> None:
-    """If the answer were GONE, as for a settled entry, a failed message would be lost."""
+    """The answer is NOGROUP.
+
+    If it were GONE, as for a settled entry, a failed message would be lost.
+    """
     items = harness.pending("1-0", "2-0")
     harness.own("t1")
     destroy(harness, harness.stream)

@@ -52,7 +52,7 @@ def positions(harness: Harness, key: str) -> dict[str, tuple[str, dict[str, str]
 
 @pytest.fixture
 def busy_group(harness: Harness) -> Harness:
-    """Create three entries, two of them delivered, one retry in each place, and counters."""
+    """Create three entries, of which two are delivered, a retry in each place, and counters."""
     harness.pending("1-0", "2-0")
     harness.add("3-0")
     harness.pending_retry("7-0")
@@ -85,7 +85,7 @@ def test_group_reset_to_latest_skips_all_messages(busy_group: Harness) -> None:
 
 
 def test_group_reset_beyond_the_end_stops_at_the_end(busy_group: Harness) -> None:
-    """New entries must not be skipped."""
+    """A reset beyond the end stops at the end, because new entries must not be skipped."""
     assert busy_group.expect("group_reset", "OK", reset(busy_group, "99-0"))[1] == b"3-0"
     busy_group.add("4-0")
     assert busy_group.fetch() == [b"4-0"]
@@ -122,7 +122,7 @@ def test_group_reset_refuses_a_growing_topic_even_with_force(busy_group: Harness
     )
     assert busy_group.state() == before
 
-    busy_group.do("DEL", busy_group.lease)  # the growth is finished and keeps no lease
+    busy_group.do("DEL", busy_group.lease)  # the growth has finished and keeps no lease
     busy_group.expect("group_reset", "OK", reset(busy_group, "0-0", force=True))
 
 
@@ -149,7 +149,7 @@ def test_group_reset_with_force_fences_the_owner(busy_group: Harness) -> None:
 
 
 def test_group_reset_fences_an_owner_with_an_expired_lease(busy_group: Harness) -> None:
-    """A paused owner that resumes must not settle entries that are read again."""
+    """If a paused owner resumes, it must not settle entries that will be read again."""
     busy_group.own("t1")
     busy_group.do("DEL", busy_group.lease)
 
@@ -184,7 +184,7 @@ def test_group_reset_and_delete_keep_other_groups(busy_group: Harness) -> None:
 
 @pytest.fixture
 def many_pending(harness: Harness) -> Harness:
-    """Create five pending entries, one unread entry and three pending retries."""
+    """Create five pending entries, one unread entry and three waiting retries."""
     harness.pending(*(f"{n}-0" for n in range(1, 6)))
     harness.add("6-0")
     harness.pending_retry("7-0", "8-0", "9-0")
@@ -200,7 +200,7 @@ def test_group_reset_drops_pending_entries_in_parts(many_pending: Harness) -> No
     assert positions(many_pending, "stream") == {"hits": ("2-0", left)}
     assert many_pending.state()["trim"] == {"floor:hits": b"2-1"}
 
-    again = reset(many_pending, "2-0", limit=2)  # the group is kept for this token
+    again = reset(many_pending, "2-0", limit=2)  # the group is still kept for this token
     assert many_pending.expect("group_reset", "MORE", again) == [b"2-0", b"2-0", 2]
     rest = many_pending.expect("group_reset", "OK", again)
     assert rest == [b"2-0", b"2-0", 1, 0, 0]
@@ -246,9 +246,9 @@ def test_group_reset_keeps_its_ownership_between_parts(many_pending: Harness) ->
 
 
 def test_interrupted_group_reset_loses_nothing(many_pending: Harness) -> None:
-    """The next owner handles the remaining entries, and all after the position."""
+    """The next owner handles the remaining pending entries, and everything after the position."""
     many_pending.expect("group_reset", "MORE", reset(many_pending, "0-0", limit=2))
-    many_pending.do("DEL", many_pending.lease)  # it has expired
+    many_pending.do("DEL", many_pending.lease)  # as if the lease had expired
     epoch = int(many_pending.do("HGET", many_pending.fence, "epoch"))
     many_pending.own("t2", seen_epoch=epoch)
 

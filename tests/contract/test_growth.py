@@ -1,4 +1,4 @@
-"""growth_start, growth_switch, growth_mark, growth_finish: the phases of a topic that grows."""
+"""growth_start, growth_switch, growth_mark, growth_finish: the phases of a growing topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def begin(harness: Harness, *, to: int = 4, seen: int = 2, token: str = "t1") ->
 
 
 def repeat_start(harness: Harness) -> growth.Growth:
-    """Return the answer to a repeated call."""
+    """Return the answer to a call that is repeated."""
     call = begin(harness, seen=topics.partition_count(harness.store, "access") or 0, token="tx")
     return growth.Growth.parse(harness.link.run(call))
 
@@ -90,7 +90,7 @@ def test_growth_rejects_invalid_changes(harness: Harness) -> None:
 
 
 def test_late_growth_call_changes_nothing(harness: Harness) -> None:
-    """The growth is over, and the topic may have grown again since."""
+    """A late call changes nothing. The growth has finished, and the topic may have grown again."""
     topics.create(harness.store, "access", Topic(partitions=2))
     calls = [
         begin(harness),

@@ -41,7 +41,7 @@ def test_lease_acquire_takes_a_new_assignment(harness: Harness) -> None:
 def test_lease_acquire_after_a_release_raises_the_epoch(harness: Harness) -> None:
     epoch = harness.own("t1")
     harness.link.run(leases.release(harness.keys, harness.leased("t1")))
-    ahead = epoch + 10**9  # a fence from before the server's clock was set back
+    ahead = epoch + 10**9  # a fence that was written before the server's clock was set back
     harness.do("HSET", harness.fence, "epoch", ahead)
     rest = harness.expect("lease_acquire", "OK", acquire(harness, "t2", ahead))
     assert leases.Acquired.parse(Reply("OK", rest)) == (ahead + 1, False, b"")
@@ -96,7 +96,8 @@ def test_lease_acquire_after_a_crash_charges_the_accused_once(harness: Harness) 
     number = str(acquired.epoch).encode()
     fence = {"token": b"t2", "epoch": number, "owner": b"east-1", "since": number}
     fence |= {"quarantine": b"1", "accused": places[1]}
-    # The clock may stand still between two epochs: `since` is the time, the epoch is one more.
+    # The clock may show the same time for two epochs. `since` is that time, while the epoch is one
+    # more.
     fence["since"] = harness.state()["fence"]["since"]
     assert harness.changes(before) == {
         "fence": fence,
@@ -108,7 +109,10 @@ def test_lease_acquire_after_a_crash_charges_the_accused_once(harness: Harness) 
 
 
 def test_lease_acquire_accuses_a_lost_entry_before_charging(harness: Harness) -> None:
-    """Messages of other partitions may have run at the same time."""
+    """A lost entry is only accused at first.
+
+    Messages of other partitions may have run at the same time.
+    """
     places = harness.pending("1-0", "2-0")
     seen = lose_owner(harness, mark=places[1])
     assert harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))[1:] == [1, b""]
@@ -222,7 +226,10 @@ def test_lease_acquire_leaves_other_groups_alone(harness: Harness) -> None:
 
 
 def test_lease_acquire_after_flushall_exceeds_the_old_epoch(harness: Harness) -> None:
-    """FLUSHALL removes the fence, so the epoch seen is 0 and the next one is the time."""
+    """After FLUSHALL, the new epoch is still greater than the old one.
+
+    The fence is gone, so the script sees epoch 0 and uses the time.
+    """
     epoch = harness.own("t1")
     harness.do("FLUSHALL")
     harness.expect("lease_acquire", "MOVED", acquire(harness, "t2", epoch))

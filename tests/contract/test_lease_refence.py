@@ -43,7 +43,7 @@ def test_lease_refence_replaces_the_token_and_the_lease(harness: Harness) -> Non
 
 @pytest.mark.fault("F2")
 def test_lease_refence_acknowledges_and_charges_in_one_step(harness: Harness) -> None:
-    """Finished entries are acknowledged, and the running one is charged once."""
+    """In one step, finished entries are acknowledged, and the running one is charged once."""
     main = harness.pending("1-0", "2-0", "3-0")
     retried = harness.pending_retry("1-0", "2-0")
     harness.own("t1")
@@ -83,7 +83,7 @@ def test_lease_refence_does_not_charge_settled_entries(harness: Harness) -> None
 
 
 def test_lease_refence_works_without_the_group(harness: Harness) -> None:
-    """A deleted stream or group must not leave an assignment without a worker."""
+    """If a stream or group was deleted, the assignment still gets its next worker."""
     harness.own("t1")
     call = refence(harness, charged=b"m:1-0", context=b"signal 9", done=[b"m:2-0", b"r:2-0"])
     assert harness.expect("lease_refence", "OK", call)[1] == 0
@@ -121,7 +121,10 @@ def test_lease_refence_accepts_many_places(harness: Harness) -> None:
 
 @pytest.mark.parametrize("others", [0, 1, 600])
 def test_lease_refence_deletes_counters_of_done_entries_only(harness: Harness, others: int) -> None:
-    """Small and large hashes are traversed in different ways."""
+    """Only the counters of finished entries are deleted.
+
+    Small and large hashes are covered, because a traversal differs between them.
+    """
     main = harness.pending(*(f"{n}-0" for n in range(1, 513)))
     harness.own("t1")
     for place in main[:200]:
@@ -153,7 +156,7 @@ def test_lease_refence_refuses_an_invalid_place(harness: Harness) -> None:
 
 
 def test_lease_refence_acknowledges_a_full_table_in_one_call(harness: Harness) -> None:
-    """One call takes as many entries as one worker can hold, counters included."""
+    """One call acknowledges as many entries as one worker can hold, including their counters."""
     ids = [f"{number}-0" for number in range(1, ENTRIES_MAX + 1)]
     done = harness.pending(*ids)
     harness.own("t1")

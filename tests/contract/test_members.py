@@ -32,7 +32,7 @@ def parse_present(harness: Harness, call: Call) -> HeartbeatReply:
 
 
 def set_last_heartbeat(harness: Harness, instance: str, seconds: float) -> int:
-    """Set back the last heartbeat of an instance. Return it."""
+    """Move the last heartbeat of an instance into the past. Return its new time."""
     at = harness.now_unix_ms() - round(seconds * 1000)
     harness.do("ZADD", harness.keys.members("default"), at, instance)
     return at
@@ -85,7 +85,10 @@ def test_heartbeat_removes_a_dead_predecessor(harness: Harness) -> None:
 
 
 def test_heartbeat_replaces_an_unreadable_description(harness: Harness) -> None:
-    """Each heartbeat writes the description again, or others would take the member for dead."""
+    """Each heartbeat writes the description again.
+
+    Otherwise, an unreadable one would make others take the member for dead.
+    """
     for garbage in ("not json", "7", "[]", "{}", '{"nonce":5}', "[" * 5_000):
         parse_present(harness, heartbeat(harness))
         harness.do("HSET", harness.keys.info("default"), "west-1", garbage)

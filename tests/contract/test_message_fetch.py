@@ -45,7 +45,10 @@ def test_message_fetch_with_nothing_to_read_is_empty(harness: Harness) -> None:
 
 
 def test_message_fetch_refuses_an_earlier_connection(harness: Harness) -> None:
-    """If the late call were executed, no listing would contain its entries."""
+    """A fetch from an earlier connection is refused.
+
+    If it were executed, no listing would contain its entries.
+    """
     open_session(harness)
     harness.add("1-0")
     harness.do("HSET", harness.fence, "session", "s2")

@@ -63,7 +63,10 @@ def test_message_promote_moves_batches_in_due_order(harness: Harness) -> None:
 def test_message_promote_failing_midway_keeps_each_message_once(
     harness: Harness,
 ) -> None:
-    """A retry stream at the last possible id takes one more entry, not two."""
+    """A retry stream at the last possible ID takes one more entry instead of two.
+
+    Each message is still there once.
+    """
     harness.groups()
     delay(harness, ("m:1-0", 1), ("m:2-0", 2), ("m:3-0", 3))
     harness.add("18446744073709551615-18446744073709551614", stream=harness.retry)
@@ -83,7 +86,7 @@ def test_message_promote_removes_a_member_without_an_item(harness: Harness) -> N
 
 
 def test_message_promote_writes_a_retry_to_its_group(harness: Harness) -> None:
-    """A retry is written to the stream of its group. Other groups never see it."""
+    """A retry is written to its group's stream, so that no other group sees it."""
     other = Harness(harness.link, harness.keys, Assignment("access", 0, "audit"))
     harness.groups()
     other.groups()
@@ -118,7 +121,7 @@ def test_message_promote_wakes_a_retry_stream_reader(harness: Harness) -> None:
 def test_message_promote_moves_a_too_wide_item_in_part(harness: Harness) -> None:
     harness.groups()
     delay(harness, ("m:1-0", 1), ("m:2-0", 2))
-    # More than a script can pass to one command.
+    # These are more entries than a script can pass to one command.
     script = """
       local fields = {'payload', 'wide', 'retryCount', '1'}
       for n = 1, 4500 do

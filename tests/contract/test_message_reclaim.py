@@ -30,7 +30,7 @@ def add_pending(harness: Harness, consumer: str, *ids: str, stream: str = "") ->
 
 
 def add_many_pending(harness: Harness, consumer: str, count: int) -> None:
-    """Give a consumer a number of new pending entries, 1-1 and so on."""
+    """Give a consumer this many new pending entries, whose IDs are 1-1 and so on."""
     harness.link.pipeline(
         [("XADD", harness.stream, f"1-{n + 1}", "payload", "x") for n in range(count)]
     )
@@ -38,7 +38,7 @@ def add_many_pending(harness: Harness, consumer: str, count: int) -> None:
 
 
 def collect_pages(harness: Harness, idle: float, count: int = 10) -> list[Reclaimed]:
-    """Call until the end. Return the pages."""
+    """Call the script until it reports the end. Return the pages."""
     found = [run_reclaim(harness, reclaim(harness, idle=idle, count=count))]
     while found[-1].next:
         found.append(
@@ -70,7 +70,7 @@ def test_message_reclaim_takes_entries_of_other_clients(harness: Harness) -> Non
 
 
 def test_message_reclaim_leaves_entries_of_the_owner(harness: Harness) -> None:
-    """Entries of the owner are idle too, but a handler is working on them."""
+    """Entries of the owner also count as idle, but stay, because a handler is working on them."""
     harness.pending("1-0")
     own(harness)
     before = harness.dump()
@@ -98,7 +98,7 @@ def test_message_reclaim_works_in_batches(harness: Harness) -> None:
 
 
 def test_message_reclaim_finds_an_idle_entry_after_fresh_pages(harness: Harness) -> None:
-    """Examining all entries in one call would block the server."""
+    """Later calls find the idle entry. One call that examined all would block the server."""
     harness.groups()
     add_many_pending(harness, "foreign-a", 3 * LOOKED_MAX)
     own(harness)
@@ -130,7 +130,7 @@ def test_message_reclaim_page_skips_the_owner(harness: Harness) -> None:
 
 
 def test_message_reclaim_pages_over_many_consumers(harness: Harness) -> None:
-    """At least one entry of each consumer is examined, and the pages end."""
+    """Each page examines at least one entry of each consumer, and the pages come to an end."""
     harness.groups()
     count = LOOKED_MAX + 40
     harness.link.pipeline(
@@ -196,7 +196,10 @@ def test_message_reclaim_refuses_another_token(harness: Harness) -> None:
 
 
 def test_message_reclaim_refuses_another_session(harness: Harness) -> None:
-    """A late copy would take entries that no later listing finds, so they would be stuck."""
+    """A call from another session is refused.
+
+    A late copy would take entries that no later listing finds, so they would be stuck.
+    """
     harness.groups()
     add_pending(harness, "foreign", "1-0")
     own(harness, session="s2")
@@ -212,12 +215,12 @@ def test_message_reclaim_reports_a_missing_group(harness: Harness) -> None:
 
 
 def release_to_no_consumer(harness: Harness, *ids: str) -> None:
-    """Give entries to the consumer '', as XNACK of Redis 8.8 does (no server here has that)."""
+    """Give entries to the consumer '', like XNACK of Redis 8.8, which no server here has."""
     harness.do("XCLAIM", harness.stream, "hits", "", 0, *ids, "JUSTID")
 
 
 def test_message_reclaim_takes_entries_without_a_consumer(harness: Harness) -> None:
-    """Such an entry counts as idle regardless of its idle time, and our own entries stay."""
+    """An entry without a consumer counts as idle, whatever its idle time. Our own entries stay."""
     harness.groups()
     add_pending(harness, "w", "1-0", "2-0", "3-0")
     release_to_no_consumer(harness, "2-0")
@@ -232,7 +235,7 @@ def test_message_reclaim_takes_entries_without_a_consumer(harness: Harness) -> N
 
 
 def test_message_reclaim_finds_ownerless_entries_after_ours(harness: Harness) -> None:
-    """A page examines a bounded number of entries, and the next page continues there."""
+    """A page examines a bounded number of entries, and the next page continues from there."""
     harness.groups()
     add_many_pending(harness, "w", 3 * LOOKED_MAX)
     release_to_no_consumer(harness, "1-5", f"1-{3 * LOOKED_MAX - 1}", f"1-{3 * LOOKED_MAX}")

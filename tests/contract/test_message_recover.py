@@ -146,7 +146,10 @@ def test_message_recover_reports_a_missing_group(harness: Harness, lost: str) ->
 def test_message_recover_lists_or_refuses_an_earlier_fetch(
     harness: Harness, new_link: Callable[..., Connection]
 ) -> None:
-    """A read that executes late, after the listing, delivers nothing unnoticed."""
+    """A fetch that executes late, after the listing, is either listed or refused.
+
+    It never delivers entries unnoticed.
+    """
     harness.groups()
     harness.add("1-0")
     harness.own("t1")

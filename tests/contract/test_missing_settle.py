@@ -1,4 +1,4 @@
-"""missing_settle: in-flight, entry missing -> settled, counted."""
+"""missing_settle: in-flight with a missing entry -> settled and counted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_missing_settle_keeps_existing_entries(harness: Harness) -> None:
 
 
 def test_missing_settle_works_in_batches(harness: Harness) -> None:
-    """One call settles more entries than one `unpack` can return."""
+    """One call can settle more entries than one `unpack` can return."""
     count = 1_200
     harness.groups()
     harness.link.pipeline(

@@ -1,4 +1,4 @@
-"""Random sequences of scripts against the model. The seed reproduces a run."""
+"""Random sequences of scripts have the same effects as the model. The seed reproduces a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.play import Play
 
 SEEDS = range(12)
 STEPS = 600
-# The outcomes that the sequences must reach many times, or they prove little.
+# The sequences must reach each of these outcomes many times. Otherwise, they prove little.
 ANSWERS = {
     *("acquire OK", "acquire MINE", "acquire HELD", "acquire MOVED"),
     *("renew OK", "renew LATE", "renew FENCED"),
@@ -42,7 +42,7 @@ def test_model_sequences_reach_every_reply(harness: Harness) -> None:
     assert {answer for answer, times in met.items() if times >= 5} >= ANSWERS
 
 
-# One changed line of one script, which the model must detect.
+# In each case, one line of one script is changed, and the model must detect that.
 MUTATIONS = {
     "acquire without comparing epochs": (
         "lease_acquire",

@@ -1,4 +1,4 @@
-"""Promises of the scripts that need more messages, or more groups, than the other tests have."""
+"""Promises of the scripts for which other tests have too few messages or groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WHY = {b"group": b"hits", b"reason": b"attempts"}
 
 
 def test_stream_trim_never_trims_dead_letters(harness: Harness) -> None:
-    """Only a purge or a replay removes a dead letter."""
+    """Trimming never removes a dead letter, because only a purge or a replay may do that."""
     harness.groups()
     harness.own("t1")
     total, batch = 2560, 256

@@ -179,7 +179,7 @@ def test_outbox_calls_refuse_a_changed_partition_count(
         register(harness, present)
     assert harness.expect("outbox_fence", "MOVED", fence(harness, 6)) == [said]
     assert harness.expect("outbox_publish", "MOVED", publish(harness, rows(1))) == [said]
-    # A replaced relay gets FENCED, not MOVED.
+    # A relay that was replaced gets FENCED, not MOVED.
     assert harness.expect("outbox_publish", "FENCED", publish(harness, rows(1), epoch=4)) == [b"5"]
 
 
@@ -247,7 +247,7 @@ def test_outbox_publish_records_rows_before_a_full_stream(harness: Harness) -> N
         "outbox_publish", "OK", publish(harness, rows(2, 3, 1))
     )
     assert (settled, written, type(refusal)) == (1, 1, RedisResponseError)
-    # The row after the refused one was written earlier, so it remains recorded.
+    # The row after the refused one had already been written, so it stays recorded.
     assert recorded_uids(harness) == [uid(2), uid(1)]
     before = harness.dump()
     with pytest.raises(RedisResponseError):
@@ -268,7 +268,7 @@ def test_outbox_publish_writes_the_rows_that_fit(harness: Harness) -> None:
     assert harness.expect("outbox_publish", "FULL", publish(harness, rows(4), limit=3)) == [3]
     found = Published.parse(harness.link.run(publish(harness, rows(4), limit=3)))
     assert found == Published(0, 0, None, full=True)
-    # Recorded rows need no room.
+    # Rows that are already recorded need no room.
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(3, 4), limit=3)) == [
         1,
         0,

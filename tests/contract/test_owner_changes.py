@@ -1,4 +1,4 @@
-"""The recorded changes of owner: one for each acquisition, release and reset, and no others."""
+"""Each acquisition, release and reset records one change of owner, and nothing else does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def acquire(harness: Harness, token: str, seen: int, owner: str, dead: str = "")
 
 
 def changes(harness: Harness) -> list[tuple[str, int, str, str]]:
-    """Return the recorded changes, oldest first, without their times."""
+    """Return the recorded changes without their times, with the oldest first."""
     entries = harness.do(*leases.owner_changes_command(harness.keys, harness.assignment))
     found = [OwnerChange.parse(each, "k") for each in entries]
     return [tuple(each[1:]) for each in found]  # type: ignore[misc]
@@ -94,7 +94,7 @@ def test_group_reset_with_an_owner_is_recorded_once(harness: Harness, at_once: i
         word = harness.link.run(reset(harness, "r1", at_once)).word
     assert word == "OK"
     assert changes(harness) == [("acquired", epoch, "a", ""), ("reset", epoch, "a", "")]
-    assert harness.link.run(reset(harness, "r2", at_once)).word == "OK"  # there is no owner
+    assert harness.link.run(reset(harness, "r2", at_once)).word == "OK"  # it has no owner
     assert len(changes(harness)) == 2
 
 

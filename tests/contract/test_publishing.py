@@ -87,19 +87,19 @@ def test_publish_without_a_group_counts_all_entries(harness: Harness) -> None:
 def test_publish_ignores_a_wrong_entries_read_counter(harness: Harness) -> None:
     fill(harness, 10)
     harness.do("XGROUP", "CREATE", harness.stream, "hits", "10-0")
-    with contextlib.suppress(RedisResponseError):  # Redis 6.2 has no such figure
+    with contextlib.suppress(RedisResponseError):  # Redis 6.2 does not have this figure
         harness.do("XGROUP", "SETID", harness.stream, "hits", "10-0", "ENTRIESREAD", 3)
     harness.expect("message_publish", "OK", publish(harness, "", 5))
 
 
 def test_publish_estimates_an_unknown_lag(harness: Harness) -> None:
-    """No server version knows the lag of a group that starts in the middle."""
+    """If a group starts in the middle of a stream, no server version knows its lag."""
     fill(harness, 100)
     harness.do("XGROUP", "CREATE", harness.stream, "hits", "75-0")
     [waiting] = harness.expect("message_publish", "FULL", publish(harness, "", 20))
     assert 25 <= waiting <= 27
     harness.expect("message_publish", "OK", publish(harness, "", 30))
-    # The lag of a group that has read everything is known again.
+    # Once a group has read everything, its lag is known again.
     harness.do("XACK", harness.stream, "hits", *harness.fetch(1000))
     harness.expect("message_publish", "OK", publish(harness, "", 1))
 
@@ -174,7 +174,7 @@ def test_append_of_more_values_than_lua_unpacks_writes_all(harness: Harness) -> 
 def test_append_refuses_a_changed_partition_count(
     harness: Harness, present: object, said: bytes
 ) -> None:
-    """The script compares the count, so that a send needs no WATCH."""
+    """The script compares the partition count itself, so that a send needs no WATCH."""
     if present is not None:
         register(harness, present)
     routed: Any = {"partitions": 2, "meta": harness.keys.meta("access")}
@@ -267,7 +267,7 @@ def test_schedule_writes_a_dedup_id_once(harness: Harness) -> None:
     assert harness.expect(
         "message_schedule", "DUPLICATE", schedule(harness, "send-2", "order-1")
     ) == [b"send-1"]
-    # A repetition of the same send gets its due time, not DUPLICATE.
+    # If the same send is repeated, it gets its due time, not DUPLICATE.
     assert harness.expect("message_schedule", "OK", schedule(harness, "send-1", "order-1")) == due
 
 

@@ -1,4 +1,4 @@
-"""quarantine_mark: inherited entries, one at a time."""
+"""quarantine_mark: inherited entries run one at a time."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_quarantine_mark_repeated_changes_nothing(harness: Harness) -> None:
 
 
 def test_quarantine_mark_refuses_an_earlier_connection(harness: Harness) -> None:
-    """A late mark would name an entry that does not run."""
+    """A mark from an earlier connection is refused. It would name an entry that does not run."""
     main = harness.pending("1-0", "2-0")
     inherit(harness)
     harness.link.run(messages.recover(harness.keys, harness.leased("t1"), "s2", True, "", "", 10))

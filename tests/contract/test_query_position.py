@@ -1,4 +1,4 @@
-"""query_position: the position of a Spark query, and the entries that it retains."""
+"""query_position stores the position of a Spark query, which retains the entries after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure_positions(harness: Harness) -> PartitionPositions:
 
 
 def fill(harness: Harness, *entries: str) -> None:
-    """Write each entry into its own node, so that a trim removes exactly what it may."""
+    """Write each entry to its own node, so that a trim removes exactly as much as it may."""
     harness.do("CONFIG", "SET", "stream-node-max-entries", 1)
     try:
         for entry in entries:
@@ -47,7 +47,7 @@ def fill(harness: Harness, *entries: str) -> None:
 
 
 def test_query_position_appears_as_a_group_with_its_lag(harness: Harness) -> None:
-    """Its progress and its lag are shown with those of groups."""
+    """A query appears in the same way as a group, with its progress and its lag."""
     fill(harness, "1-0", "2-0", "3-0")
     assert harness.expect("query_position", "OK", position(harness, "1-0", 1)) == [b"1-0"]
     assert group(harness)["last-delivered-id"] == b"1-0"
@@ -65,7 +65,10 @@ def test_query_position_may_move_back(harness: Harness) -> None:
 
 
 def test_query_position_beyond_the_end_counts_new_entries(harness: Harness) -> None:
-    """After a failover, or in a recreated stream, new entries count as unread."""
+    """After a failover or in a recreated stream, the position is beyond the end.
+
+    New entries count as unread.
+    """
     fill(harness, "5-0")
     assert harness.expect("query_position", "OK", position(harness, "9-0", 7)) == [b"5-0"]
     assert group(harness)["last-delivered-id"] == b"5-0"
@@ -98,7 +101,10 @@ def test_query_position_releases_entries_without_a_request(harness: Harness) -> 
 
 
 def test_query_position_without_hold_is_not_a_group(harness: Harness) -> None:
-    """A topic without groups is trimmed only on request, even if such a query reads it."""
+    """A query that holds no entries is not a group.
+
+    If the topic has no groups, it is still trimmed only on request.
+    """
     fill(harness, "1-0", "2-0")
     harness.expect("query_position", "OK", position(harness, "2-0", 2))
     harness.expect("stream_trim", "NO_GROUPS", trim_all(harness, expected=[]))

@@ -1,7 +1,8 @@
 """Retention never removes an entry that a group or an archive needs.
 
-Random histories on a real server: writes, reads, acknowledgments out of order, new and deleted
-groups, and an archive, interleaved with every bound, alone and combined.
+The tests run random histories on a real server: writes, reads, acknowledgments out of order, new
+and deleted groups, and an archive. They are interleaved with every retention bound, alone and
+combined.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ GROUPS = ("hits", "audit", "mail")
 
 
 class History:
-    """One partition, the unsettled entries of its groups, and all entries ever written."""
+    """One partition, the unsettled entries of its groups, and all entries ever written to it."""
 
     def __init__(self, harness: Harness, chance: random.Random) -> None:
         self.harness = harness
         self.chance = chance
         self.written: list[str] = []
         self.needed: dict[str, set[str]] = {}
-        self.archived = 0  # number of written entries that are archived
+        self.archived = 0  # number of entries that have been written and archived
         self.gone: set[str] = set()
 
     def write(self) -> None:
@@ -80,7 +81,7 @@ class History:
             )
 
     def settle(self) -> None:
-        """Acknowledge some entries in any order, sometimes nearly all."""
+        """Acknowledge some entries in any order, and sometimes nearly all of them."""
         for name, needed in self.needed.items():
             rows = self.harness.do("XPENDING", self.harness.stream, name, "-", "+", 10_000)
             pending = [row[0].decode() for row in rows]
@@ -119,7 +120,7 @@ class History:
             self.look(Trimmed.parse(reply), kept)
 
     def look(self, trimmed: Trimmed, kept: set[str]) -> None:
-        """Check the answer and the record against the stream."""
+        """Compare the answer and the record with the stream."""
         record = self.harness.state()["trim"]
         ordered = sorted(kept, key=self.order)
         assert int(record["size"]) == len(kept)
@@ -144,7 +145,7 @@ def test_retention_never_removes_a_needed_entry(harness: Harness, seed: int) -> 
     for _ in range(STEPS):
         history.chance.choice(acts if history.chance.random() < 0.85 else rare)()
     assert len(history.written) > 500
-    # When everything is settled, nothing is left.
+    # Once everything is settled, nothing is left.
     harness.do("HSET", harness.trim, "archived", history.written[-1])
     for name in history.needed:
         harness.do("XGROUP", "SETID", harness.stream, name, "$")
@@ -157,7 +158,7 @@ def test_retention_never_removes_a_needed_entry(harness: Harness, seed: int) -> 
 
 
 def test_stream_drop_settles_only_its_dropped_entries(harness: Harness) -> None:
-    """Entries that are still in the partition stay pending."""
+    """Only dropped entries are settled. Those that are still in the partition stay pending."""
     chance = random.Random(7)
     history = History(harness, chance)
     history.join()

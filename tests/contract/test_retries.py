@@ -14,7 +14,7 @@ CONTEXT = {b"reason": b"canceled", b"group": b"hits", b"originalId": b"1-0"}
 
 
 def delay_retries(harness: Harness, *ids: str, delay: float = 60.0) -> None:
-    """Let entries of the partition fail, as a worker does."""
+    """Let entries of the partition fail in the same way as a worker."""
     harness.pending(*ids)
     if not harness.do("EXISTS", harness.lease):
         harness.own("t1")
@@ -58,7 +58,10 @@ def test_retry_page_lists_an_unreadable_item(harness: Harness) -> None:
 
 @pytest.mark.parametrize("vanish", [False, True], ids=["stays", "goes"])
 def test_retry_pages_neither_skip_nor_repeat(harness: Harness, vanish: bool) -> None:
-    """Many rows are due at once, and the last row of a page may have been removed since."""
+    """No row is skipped or repeated.
+
+    Many are due at the same time, and the last row of a page may have been removed since.
+    """
     chance = random.Random(5)
     wanted = sorted((chance.choice((7, 8, 9)), f"m:{number}-0") for number in range(200))
     for due, place in wanted:

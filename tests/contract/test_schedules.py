@@ -1,4 +1,4 @@
-"""The scripts of schedules: a tick is written and the due time advanced in one step, or neither."""
+"""A schedule script either writes a tick and advances the due time, or does neither."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def entries(harness: Harness) -> list[dict[str, bytes]]:
 def fire(
     harness: Harness, *ticks: DueTick, group: str = "", partitions: int | None = None
 ) -> list[str]:
-    """Fire and return the words. Check that a refused tick writes nothing."""
+    """Fire, and return the words. Check that a refused tick has written nothing."""
     before = harness.dump()
     call = calls.fire(harness.keys, PLACE, ticks, group=group, partitions=partitions)
     words, _now = harness.expect("schedule_fire", "OK", call)
@@ -76,7 +76,10 @@ def test_schedule_fire_repeated_fires_once(harness: Harness) -> None:
 
 @pytest.mark.parametrize("later", [0, 1_000])
 def test_schedule_fire_does_not_repeat_a_sent_tick(harness: Harness, later: int) -> None:
-    """An edit computed the due time before the tick was sent, and wrote it afterwards."""
+    """An edit computed the due time before the tick was sent, and writes it only afterwards.
+
+    The tick is not repeated.
+    """
     store_schedule(harness)
     assert fire(harness, tick(TICK, TICK + 5_000)) == ["FIRED"]
     harness.do("HSET", harness.keys.schedules_last(*PLACE), "tick:tick", TICK + later)
@@ -132,7 +135,7 @@ def test_schedule_fire_refuses_another_specification(harness: Harness) -> None:
 
 
 def test_schedule_fire_uses_the_server_clock(harness: Harness) -> None:
-    """A host clock that runs ahead fires nothing early."""
+    """The script uses the server's clock, so a host whose clock runs ahead fires nothing early."""
     at = harness.now_unix_ms() + 60_000
     store_schedule(harness, at)
     assert fire(harness, tick(at, at + 1_000)) == ["EARLY"]
@@ -192,7 +195,7 @@ def test_schedule_fire_restarts_invalid_counts(harness: Harness) -> None:
 
 
 def test_schedule_fire_answers_each_tick_separately(harness: Harness) -> None:
-    """Several schedules in one call are judged separately."""
+    """If one call fires several schedules, each of them gets its own answer."""
     at = harness.now_unix_ms() + 60_000
     place = PLACE
     for name in ("a", "b", "c", "d", "e", "f", "g", "h"):
@@ -220,7 +223,7 @@ def test_schedule_fire_answers_each_tick_separately(harness: Harness) -> None:
 
 
 def fire_message(harness: Harness, *, read: bool) -> str:
-    """Fire a message, and let the group read it or not. Return its id."""
+    """Fire a message that the group then reads, or not. Return its ID."""
     store_schedule(harness)
     harness.groups()
     assert fire(harness, tick(), group="hits") == ["FIRED"]
@@ -255,7 +258,10 @@ def test_overlap_waits_for_a_delayed_retry(harness: Harness) -> None:
 
 
 def test_overlap_waits_for_a_copy_in_the_retry_stream(harness: Harness) -> None:
-    """The overlap lasts while the copy is unread, pending or delayed, until it is acknowledged."""
+    """The overlap lasts until the copy is acknowledged.
+
+    Before that, it may be unread, pending or delayed.
+    """
     entry = fire_message(harness, read=True)
     harness.own()
     settle_retry(harness, [f"m:{entry}"], entry)
@@ -368,7 +374,10 @@ def test_schedule_declare_by_an_earlier_file_is_refused(harness: Harness) -> Non
 
 
 def test_schedule_declare_replaces_a_rolled_back_release(harness: Harness) -> None:
-    """In a rollback, the file was read earlier, and no instance declares the later one."""
+    """A rollback replaces the later release.
+
+    Its file was read earlier, but no instance declares the later one any more.
+    """
     store_schedule(harness)
     old = harness.now_unix_ms() - calls.TAKEOVER_MS - 1
     harness.do("HSET", harness.keys.schedules(*PLACE), "tick:seen", old)

@@ -42,7 +42,7 @@ def test_settle_dead_writes_a_dead_letter(harness: Harness) -> None:
 
 
 def test_settle_dead_takes_entries_of_both_streams(harness: Harness) -> None:
-    """Equal ids of the two streams are two dead letters."""
+    """Entries with the same ID in the two streams become two dead letters."""
     harness.pending("1-0", "2-0")
     harness.pending_retry("1-0")
     harness.own("t1")
@@ -60,7 +60,10 @@ def test_settle_dead_takes_entries_of_both_streams(harness: Harness) -> None:
 
 
 def test_settle_dead_batch_equals_single_calls(harness: Harness) -> None:
-    """Common values are sent once, and adjacent entries are found together."""
+    """A batch has the result of single calls.
+
+    It sends common values once, and finds adjacent entries together.
+    """
     ids = ("1-0", "2-0", "3-0")
     whys = [
         {b"originalId": each.encode(), b"group": b"hits", b"errorMessage": f"no {each}".encode()}
@@ -123,7 +126,10 @@ def test_settle_dead_uses_the_workers_fields_without_a_body(harness: Harness, ho
 def test_settle_dead_failing_midway_keeps_each_entry_once(
     harness: Harness,
 ) -> None:
-    """A dead-letter stream at the last possible id takes one more entry, not two."""
+    """A dead-letter stream at the last possible ID takes one more entry instead of two.
+
+    Each entry is still there once.
+    """
     harness.pending("1-0", "2-0")
     harness.own("t1")
     harness.add("18446744073709551615-18446744073709551614", stream=harness.dlq)

@@ -17,7 +17,7 @@ def note(harness: Harness, *notes: tuple[bytes, int], delay: float = 3600.0) -> 
 
 
 def counts(harness: Harness) -> dict[str, bytes]:
-    """Return the notes without the due times."""
+    """Return the noted failures without their due times."""
     noted = harness.state().get("attempts", {})
     return {name: value for name, value in noted.items() if not name.endswith(":due")}
 

@@ -44,7 +44,7 @@ def test_settle_retry_moves_the_body_with_changed_fields(harness: Harness) -> No
 
 
 def test_settle_retry_takes_entries_of_both_streams(harness: Harness) -> None:
-    """Equal ids of the two streams are two messages."""
+    """Entries with the same ID in the two streams are two different messages."""
     harness.pending("1-0", "2-0")
     harness.pending_retry("1-0")
     harness.own("t1")
@@ -75,7 +75,10 @@ def test_settle_retry_returns_the_earliest_due_time(harness: Harness) -> None:
 
 
 def test_settle_retry_moves_the_counters_with_the_entry(harness: Harness) -> None:
-    """The crash count moves with the fields. A leftover counter would belong to no message."""
+    """The crash count moves together with the fields.
+
+    A counter that is left behind would belong to no message.
+    """
     harness.pending("1-0", "2-0")
     harness.own("t1")
     harness.do(
@@ -114,7 +117,7 @@ def test_settle_retry_ignores_a_duplicate_place(harness: Harness) -> None:
 
 
 def test_settle_retry_looks_up_adjacent_entries_together(harness: Harness) -> None:
-    """Neighbors of each stream share one lookup. Separate ones would each traverse a node."""
+    """Neighbors in a stream share one lookup, because each lookup has to traverse a node."""
     ids = [f"{number}-0" for number in range(1, 9)]
     harness.pending(*ids)
     harness.pending_retry("3-0", "4-0")
@@ -132,7 +135,7 @@ def test_settle_retry_looks_up_adjacent_entries_together(harness: Harness) -> No
 
 
 def test_settle_retry_finds_entries_that_are_not_adjacent(harness: Harness) -> None:
-    """The hint is wrong: entries are apart, missing, out of order, or named twice."""
+    """The hint may be wrong, because entries are apart, missing, out of order, or named twice."""
     harness.pending("1-0", "2-0", "3-0", "4-0", "5-0", "6-0", "7-0")
     harness.own("t1")
     harness.do("XACK", harness.stream, "hits", "3-0")
@@ -156,7 +159,10 @@ def test_settle_retry_of_adjacent_entries_requires_the_group(harness: Harness) -
 
 
 def test_settle_retry_keeps_different_values_of_shared_fields(harness: Harness) -> None:
-    """The first entry sets the values. Others have different values, or fewer or more names."""
+    """The first entry sets the shared values.
+
+    Others may have different values, or fewer or more names.
+    """
     harness.groups()
     for entry_id in ("1-0", "2-0", "3-0"):
         harness.add(entry_id, "payload", f"body of {entry_id}", "own", "field", "more", "of it")
@@ -188,7 +194,10 @@ def test_settle_retry_reports_unknown_entries_as_gone(harness: Harness) -> None:
 
 
 def test_settle_retry_requires_the_group(harness: Harness) -> None:
-    """The owner recreates the group, and then settles the entry."""
+    """Without its group, an entry is not settled.
+
+    The owner recreates the group and then settles it.
+    """
     harness.pending("1-0")
     harness.own("t1")
     harness.do("XGROUP", "DESTROY", harness.stream, "hits")
@@ -216,7 +225,10 @@ def test_settle_retry_uses_the_workers_fields_without_a_body(harness: Harness, h
 
 
 def test_settle_retry_moves_an_entry_of_4000_fields_in_part(harness: Harness) -> None:
-    """A manual XADD with that many fields must not block promotion, which cannot move them."""
+    """An entry with 4,000 fields is moved only in part.
+
+    A manual XADD of that size must not block promotion, which could not move all of it.
+    """
     harness.groups()
     harness.add("1-0", "payload", "x", *(part for n in range(4000) for part in (f"f{n}", "v")))
     harness.fetch()

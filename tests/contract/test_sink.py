@@ -1,4 +1,4 @@
-"""sink_start, sink_publish, sink_finish: a batch of a query is decided and published once."""
+"""sink_start, sink_publish, sink_finish: a batch is decided and published exactly once."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def expires(harness: Harness, key: str) -> bool:
 
 
 def test_sink_start_keeps_the_first_decision(harness: Harness) -> None:
-    """A repeated batch with other tasks gets the ids of the tasks that count."""
+    """A repeated batch with other tasks gets the IDs of those tasks that count."""
     assert harness.expect("sink_start", "OK", begin(harness, 0)) == [b""]
     assert expires(harness, harness.keys.sink(QUERY))
     at, raw = harness.expect("sink_start", "STARTED", begin(harness, 0, {"c": {"access": [1]}}))
     assert (at, spark.read_plan(raw)) == (b"0", PLAN)
     harness.expect("sink_finish", "OK", end(harness, 0))
     assert harness.expect("sink_start", "DONE", begin(harness, 0)) == [b"7", b"access"]
-    harness.do("HDEL", harness.keys.sink(QUERY), "rows", "topics")  # as written by an older version
+    harness.do("HDEL", harness.keys.sink(QUERY), "rows", "topics")  # as an older version wrote it
     assert harness.expect("sink_start", "DONE", begin(harness, 0)) == [b"", b""]
 
 
@@ -92,7 +92,10 @@ def test_sink_publish_moves_rows_in_order(harness: Harness) -> None:
 
 
 def test_sink_publish_repeated_finds_the_emptied_stream(harness: Harness) -> None:
-    """A repeated call finds the stream and writes nothing. Without it, the outcome is unknown."""
+    """If a call is repeated, it finds the emptied stream and writes nothing.
+
+    Without that stream, the outcome would be unknown.
+    """
     key = stage(harness, b"a")
     harness.expect("sink_publish", "OK", publish(harness))
     assert harness.expect("sink_publish", "OK", publish(harness)) == [0, 0]
@@ -122,7 +125,7 @@ def test_sink_publish_moves_a_wide_row(harness: Harness) -> None:
 
 
 def test_sink_publish_moves_only_the_rows_that_fit(harness: Harness) -> None:
-    """A partition with one free id gets one of two rows."""
+    """Only as many rows are moved as fit. A partition with one free ID gets one of two rows."""
     key = stage(harness, b"a", b"b")
     last = 2**64 - 1
     harness.do("XADD", harness.stream, f"{last}-{last - 1}", "payload", "x")

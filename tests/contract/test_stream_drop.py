@@ -12,7 +12,7 @@ from tests.contract.harness import Harness
 from tests.contract.scenarios import drop_all, trim_all
 from tests.support.costs import Meter
 
-NODE = 100  # entries in a full stream node by default
+NODE = 100  # entries in a full stream node, by default
 
 
 def run_drop(harness: Harness, **changed: object) -> Dropped:
@@ -22,7 +22,7 @@ def run_drop(harness: Harness, **changed: object) -> Dropped:
 
 
 def fill(harness: Harness, count: int, *, read: int = 0) -> None:
-    """Write entries 1-0 to count-0, and let the group read the first ones."""
+    """Write entries 1-0 to count-0. The group reads the first of them."""
     harness.groups()
     harness.link.pipeline(
         [("XADD", harness.stream, f"{n}-0", "payload", n) for n in range(1, count + 1)]
@@ -78,7 +78,7 @@ def test_stream_drop_counts_unread_entries_per_group(harness: Harness) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_stream_drop_counts_exactly_for_any_position(harness: Harness, seed: int) -> None:
-    """Drops by age, by length and in pages count exactly, wherever groups have read to."""
+    """Drops count exactly, by age, by length and in pages, no matter how far groups have read."""
     chance = random.Random(seed)
     total = chance.randrange(150, 900)
     fill(harness, total)
@@ -148,7 +148,7 @@ def test_stream_drop_counts_large_nodes_exactly(
 def test_stream_drop_does_not_recount_a_partial_node(
     harness: Harness, bounds: dict[str, object]
 ) -> None:
-    """A part of a node remains, and a second call counts only entries near it."""
+    """If a part of a node remains, a second call counts only entries near that part."""
     fill(harness, 2000, read=2000)
     call = drop_all(harness, **{"max_length": None, **bounds})
     harness.link.run(call)

@@ -1,4 +1,4 @@
-"""stream_step: the id that a number of entries reaches."""
+"""stream_step returns the ID that lies a number of entries further on."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from streamqd.store.scripts import Reply
 from tests.contract.harness import Harness
 from tests.contract.scenarios import trim_all
 
-NODE = 100  # entries in a full stream node by default
+NODE = 100  # entries in a full stream node, by default
 
 
 def run_trim(harness: Harness, **changed: object) -> Trimmed:
@@ -32,7 +32,7 @@ def trim_result(harness: Harness, **changed: object) -> Short:
 
 
 def fill(harness: Harness, count: int, *, acked: int, stream: str = "") -> None:
-    """Write entries 1-0 to count-0, read all, and acknowledge the first ones."""
+    """Write entries 1-0 to count-0, read all of them, and acknowledge the first."""
     key = stream or harness.stream
     harness.groups()
     harness.link.pipeline([("XADD", key, f"{n}-0", "payload", n) for n in range(1, count + 1)])
@@ -58,7 +58,10 @@ def test_stream_trim_removes_acknowledged_entries(harness: Harness) -> None:
 
 
 def test_stream_trim_floor_is_the_smallest_needed_id(harness: Harness) -> None:
-    """The last delivered ID as the floor would retain an acknowledged entry forever."""
+    """The floor is the smallest ID that is still needed.
+
+    The last delivered ID would retain an acknowledged entry forever.
+    """
     fill(harness, 2, acked=2)
     harness.add("3-0")
     assert trim_result(harness).floor == "2-1"
@@ -96,7 +99,7 @@ def test_stream_trim_never_removes_unread_entries(harness: Harness) -> None:
 
 
 def test_stream_trim_compares_floors_numerically(harness: Harness) -> None:
-    """If they were compared as text, 10-0 would come before 9-0."""
+    """Floors are compared as numbers. As text, 10-0 would come before 9-0."""
     fill(harness, 110, acked=110)
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "9-0")
     assert trim_result(harness)[1:] == ("9-1", "audit")
@@ -116,7 +119,7 @@ def test_stream_trim_by_length_keeps_that_many(harness: Harness) -> None:
     fill(harness, 350, acked=350)
     assert trim_result(harness, keep_from="0-0", max_length=1000).removed == 0
     found = trim_result(harness, keep_from="0-0", max_length=150)
-    assert found.removed == 2 * NODE  # whole nodes only: never below the bound
+    assert found.removed == 2 * NODE  # whole nodes only, so the bound is kept
     assert length(harness) == 150
     assert trim_result(harness, keep_from="0-0", max_length=0).removed == 150
     assert length(harness) == 0
@@ -168,7 +171,7 @@ def test_stream_trim_keeps_a_partly_needed_large_node(harness: Harness, large_no
 
 
 def test_stream_trim_keeps_a_partly_needed_node(harness: Harness) -> None:
-    """Trimming a part of a node would free no memory."""
+    """A node that is partly needed is kept, because trimming a part of it would free no memory."""
     fill(harness, 50, acked=49)
     assert trim_result(harness).removed == 0
     harness.do("XACK", harness.stream, "hits", "50-0")
@@ -205,7 +208,7 @@ def test_stream_trim_refuses_without_groups(harness: Harness) -> None:
 
 
 def test_stream_trim_refuses_without_an_expected_group(harness: Harness) -> None:
-    """Nothing may be trimmed before every group exists."""
+    """If a group is missing, nothing is trimmed, because every group must exist before a trim."""
     fill(harness, 3, acked=3)
     call = trim_all(harness, expected=["hits", "audit"])
     assert harness.expect("stream_trim", "MISSING_GROUP", call) == [b"audit"]
@@ -230,7 +233,10 @@ def test_stream_trim_accepts_an_empty_partition(harness: Harness, expected: list
 
 
 def test_stream_trim_of_a_retry_stream_writes_no_record(harness: Harness) -> None:
-    """With retry ids in the record of the partition, a lost group would skip messages."""
+    """Retry IDs are not written to the partition's record.
+
+    Otherwise, a lost group would skip messages.
+    """
     harness.groups()
     fill(harness, 3, acked=2, stream=harness.retry)
     before = harness.state()
@@ -245,7 +251,7 @@ def test_stream_trim_of_a_retry_stream_writes_no_record(harness: Harness) -> Non
 
 
 def test_stream_trim_works_with_full_memory(harness: Harness) -> None:
-    """With full memory, the trim and its record are accepted."""
+    """With full memory, both the trim and its record are accepted."""
     fill(harness, 350, acked=350)
     with harness.full_memory():
         assert trim_result(harness).removed == 350

@@ -1,4 +1,4 @@
-"""Traces of protocol errors: each test fails if a certain line of one script is removed.
+"""Traces of protocol errors. Each test fails if a certain line of one script is removed.
 
 Similar traces are in test_message_recover, test_every_script, test_message_reclaim and
 test_message_promote.
@@ -24,7 +24,8 @@ def test_late_acquire_does_not_restore_an_old_token(harness: Harness) -> None:
     late = leases.acquire(harness.keys, harness.leased("a", 0), TTL, "A")
     harness.expect("lease_acquire", "OK", late)
     harness.expect("lease_acquire", "MINE", late)
-    # A stands still; its lease expires; B takes over, handles the first entry and releases.
+    # A is stopped, and its lease expires. B takes over, handles the first entry and releases the
+    # lease.
     harness.do("DEL", harness.lease)
     epoch = int(harness.state()["fence"]["epoch"])
     harness.expect(
@@ -33,7 +34,7 @@ def test_late_acquire_does_not_restore_an_old_token(harness: Harness) -> None:
     harness.expect("settle_ack", "OK", messages.ack(harness.keys, harness.leased("b"), places[:1]))
     harness.expect("lease_acquire", "HELD", late)
     harness.expect("lease_release", "OK", leases.release(harness.keys, harness.leased("b")))
-    # A copy of A's call arrives from a socket that was closed long ago.
+    # A copy of A's call arrives from a socket that was closed a long time ago.
     harness.expect("lease_acquire", "MOVED", late)
     harness.expect(
         "settle_ack", "FENCED", messages.ack(harness.keys, harness.leased("a"), places[1:])
@@ -48,7 +49,7 @@ def test_repeated_report_of_a_crash_charges_once(harness: Harness) -> None:
     )
     for _ in range(3):
         assert harness.expect("lease_refence", "OK", told)[1] == 1
-    # The next child dies of the same entry. Then the first call arrives once more.
+    # The next child dies of the same entry. Then the first call arrives a second time.
     again = leases.refence(
         harness.keys, harness.leased("t2"), "t3", TTL, places[1], b"signal 11", []
     )
@@ -131,7 +132,8 @@ def test_mark_is_charged_once(harness: Harness) -> None:
     pending_now(harness, "t1")
     mark = messages.quarantine_mark(harness.keys, harness.leased("t1"), "of t1", place, [])
     harness.expect("quarantine_mark", "OK", mark)
-    # The child dies while it runs it: charged by the refence. Then the whole host is lost.
+    # The child dies while it runs the entry, so the refence charges it. Then the whole host is
+    # lost.
     harness.expect(
         "lease_refence",
         "OK",
@@ -143,7 +145,7 @@ def test_mark_is_charged_once(harness: Harness) -> None:
     taken = leases.acquire(harness.keys, harness.leased("t3", epoch), TTL, "B")
     assert harness.expect("lease_acquire", "OK", taken)[2] == b""
     assert [entry.crashes for entry in pending_now(harness, "t3")] == [1]
-    # A mark that its owner did not clear is charged once, by the takeover.
+    # The takeover charges a mark once if its owner did not clear it.
     call = messages.quarantine_mark(harness.keys, harness.leased("t3"), "of t3", place, [])
     harness.expect("quarantine_mark", "OK", call)
     harness.do("DEL", harness.lease)
@@ -160,7 +162,8 @@ def test_partition_is_empty_if_all_is_acknowledged(harness: Harness) -> None:
     entry_id = harness.do("XADD", harness.stream, "*", "payload", "x")
     harness.fetch()
     harness.do("XACK", harness.stream, "hits", entry_id)
-    # The other group has not read it; then it is pending there; then it is done.
+    # At first, the other group has not read the entry. Then the entry is pending there, and finally
+    # it is handled.
     assert harness.expect("stream_trim", "OK", trim_all(harness))[0] == 0
     harness.do("XREADGROUP", "GROUP", "audit", "w", "STREAMS", harness.stream, ">")
     assert harness.expect("stream_trim", "OK", trim_all(harness))[:3:2] == [0, b"audit"]

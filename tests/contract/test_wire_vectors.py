@@ -1,4 +1,4 @@
-"""The published vectors of the wire format match what the scripts write."""
+"""What the scripts write matches the published vectors of the wire format."""
 
 from __future__ import annotations
 
