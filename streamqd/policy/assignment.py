@@ -3,23 +3,23 @@
 This module is responsible only for fairness. The fence prevents two members from working on the
 same assignment, whatever this module decides.
 
-The result has these properties, of which an earlier one takes precedence over a later one:
+The result has these properties. If two of them conflict, the earlier one takes precedence:
 
 1. An assignment goes to a member that offers its (topic, group) and has room within its cap. If
    there is none, it goes to no member.
 2. The total numbers of assignments are balanced. If all members offer the same, each one gets its
    share by weight, rounded down, or one more. If offers differ, no chain of moves would improve the
    balance.
-3. Assignments stay where they are, unless the balance in total requires a move.
+3. Assignments stay where they are, unless the balance of the total numbers requires a move.
 4. Assignments that are free or must move are placed so that each (topic, group) is spread evenly
    too.
 
-The result depends only on the arguments and not on their order. It is also stable, because another
-call with the result as owners moves nothing. It follows that no assignment moves only in order to
-spread a (topic, group) more evenly.
+The result depends only on the arguments and not on their order. It is also stable: if `assign` is
+called again with the result as owners, it moves nothing. As a consequence, no assignment moves only
+in order to spread a (topic, group) more evenly.
 
-To be fast, the algorithm first works with the number of assignments per member and (topic, group).
-The assignments themselves, of which there are many more, are dealt out at the end.
+To be fast, the algorithm first computes only the number of assignments per member and (topic,
+group). It deals out the assignments themselves at the end, because there are many more of them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def assign(
 ) -> dict[Assignment, str]:
     """Return the member that should own each assignment.
 
-    The result does not contain assignments for which no member has both an offer and room. `owners`
-    maps assignments to their current owners. An assignment whose owner is not a member is free.
+    An assignment is left out of the result if no member that offers it has room. `owners` maps
+    assignments to their current owners. An assignment whose owner is not a member counts as free.
     """
     by_pair: dict[Pair, list[Assignment]] = defaultdict(list)
     for assignment in assignments:

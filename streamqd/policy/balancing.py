@@ -15,7 +15,7 @@ Table = list[list[int]]
 
 @dataclass(slots=True)
 class Part:
-    """Members whose offers connect them, and the numbers of assignments that they offer to run."""
+    """Members that are connected by common offers, and the numbers of assignments they can own."""
 
     weights: list[int]  # weight of each row
     caps: list[int | None]  # maximum number of assignments of each row, None for no limit
@@ -45,7 +45,7 @@ class Part:
 
 
 def balance(part: Part) -> Table:
-    """Return the balanced counts by row and column. `assignment` describes the balance."""
+    """Return the balanced counts by row and column. `assignment` defines when they are balanced."""
     columns = len(part.free)
     if all(len(offered) == columns for offered in part.offers) and not any(part.fixed):
         _balance_complete(part)

@@ -1,6 +1,6 @@
 """Limit the partitions of an instance while the operating system refuses to start processes.
 
-When a refusal lasts, the limit is set to the number of running workers. From then on, trials test
+If the refusals last, the limit is set to the number of running workers. From then on, trials test
 whether more processes can be started. After a trial that fails, the pause before the next one is
 twice as long. After a trial that succeeds, the next one starts twice as many processes, until the
 limit is removed. This module does no I/O.

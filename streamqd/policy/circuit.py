@@ -6,14 +6,14 @@ open, and one message at a time runs as a probe. A successful probe closes the c
 probe opens it again. If a message fails repeatedly while others succeed, only its first failure
 counts, because the message itself is probably the cause.
 
-A failure of the dependency is not the fault of the message. However, a message may also be the only
-one that fails in this way, and its first failure does not show the difference. Therefore, the first
-such failure of a message is forgiven. A later one counts as an attempt, unless the circuit was open
-in between. As a result, an outage that opens the circuit costs no attempt, even if it recurs.
+If the dependency fails, this is not the fault of the message, so no attempt should be counted.
+However, the message itself may be the cause, and its first failure does not show which of the two
+is true. The first such failure of each message is therefore forgiven. A later one counts as an
+attempt, unless the circuit was open in between. As a result, an outage that opens the circuit costs
+no attempt, even if it recurs.
 
 Each worker has its own circuit. The next worker of the partition continues with its
-`CircuitMemory`. The time at which a failure of a message was last forgiven is stored in the
-message.
+`CircuitMemory`. The message itself stores when one of its failures was last forgiven.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import enum
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-# Number of messages whose last failure is remembered. For any other message, only the time stored
-# in it shows that it has failed before.
+# Number of messages whose last failure is kept in memory. Any other message counts as having failed
+# before only if it contains the time at which a failure was forgiven.
 REMEMBERED = 10_000
 
 
@@ -85,8 +85,8 @@ class Circuit:
     ) -> bool:
         """Record a failure of the dependency. Return True if it counts as an attempt.
 
-        `successes` is the number of successful runs so far. `forgiven` is the time in the message
-        at which a failure of it was last forgiven, or None if none was.
+        `successes` is the number of successful runs so far. `forgiven` is the time that the message
+        stores, at which one of its failures was last forgiven, or None if none was.
         """
         before, at = self._last.pop(uid, (forgiven, successes))
         if before is None or at == successes:

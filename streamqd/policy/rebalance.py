@@ -28,7 +28,7 @@ MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # time until the next ste
 class MemberView(NamedTuple):
     """A member of the fleet, according to its last heartbeat.
 
-    The last three fields are None if the member does not report them.
+    `reloaded`, `owned` and `ttl` are None if the member does not report them.
     """
 
     member: Member
@@ -73,8 +73,8 @@ class Constraints(NamedTuple):
 class Decision(NamedTuple):
     """The assignments to acquire and those to hand over, each in a stable order.
 
-    `has_more` is True if there are further assignments to acquire, which had to be left for a later
-    step because of the limits. The next call of `decide` must confirm them.
+    `has_more` is True if the limits allowed only some of the assignments to be acquired now. The
+    next call of `decide` checks the others again.
     """
 
     acquire: list[Assignment]
@@ -193,7 +193,7 @@ class Rebalancer:
         owners: Mapping[Assignment, str],
         constraints: Constraints,
     ) -> Mapping[Assignment, str]:
-        """Return the result of `place`. If the arguments have not changed, it is reused."""
+        """Return the result of `place`, and compute it only if the arguments have changed."""
         moves = {assignment: to for assignment, (to, _) in constraints.moves.items()}
         asked = ([(one.member, one.broken) for one in present], list(assignments), owners, moves)
         if self._asked != asked:

@@ -1,10 +1,10 @@
 """Find the message that crashed a process, by running the suspects again in few rounds.
 
 When a process dies while several messages are running, each of these messages is a suspect, and
-none is charged. The next process runs the suspects in rounds. A round starts when the last one is
-settled, and no other message runs at the same time. If the process dies again during a round of
-several messages, these messages join smaller rounds, of at most half as many messages as were
-running at the crash. A message that crashes its process while it runs alone is charged.
+none is charged. The next process runs the suspects in rounds. A round starts when the previous one
+is settled, and no other message runs at the same time. If the process dies again during a round of
+several messages, these messages join smaller rounds, with no more than half as many messages as
+were running at the crash. A message that crashes its process while it runs alone is charged.
 
 If 128 messages were running at the first crash, a message is therefore part of 7 crashes with
 others at most (128, 64, 32, 16, 8, 4, 2). It starts at most 8 times because of crashes that other
@@ -35,10 +35,10 @@ def after_crash(suspects: Suspects, running: Sequence[bytes], most: int) -> dict
 
 
 def narrows(suspects: Suspects, running: Sequence[bytes]) -> bool:
-    """Return True if a crash only makes the rounds of suspects that are already known smaller.
+    """Return True if a crash adds no suspect and only makes the rounds of known suspects smaller.
 
-    `running` holds the messages that were running at the crash. Such a crash is progress, because a
-    round can be halved only until it consists of one message.
+    `running` holds the messages that were running at the crash. Such a crash counts as progress in
+    the search, because a round can be halved only until it consists of one message.
     """
     return len(running) > 1 and all(place in suspects for place in running)
 

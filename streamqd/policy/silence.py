@@ -17,8 +17,9 @@ from typing import Generic, NamedTuple, TypeVar
 from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, PartitionView
 
-# The silence of a member counts only after this number of this instance's own heartbeats. After an
-# outage of Redis, the heartbeats of all members are old for the first instance that reconnects.
+# A member counts as silent only if it sends nothing while this instance sends this many heartbeats.
+# The age of its last heartbeat is not enough, because after an outage of Redis, the first instance
+# that reconnects finds only old heartbeats.
 SILENT_HEARTBEATS = 2
 # A single heartbeat of another run may be a late packet of a killed process. A second one proves
 # that the run is alive.
@@ -26,8 +27,9 @@ DUPLICATE_HEARTBEATS = 2
 # A member that was silent for FORGET_HEARTBEATS checks may be removed from the fleet. No more than
 # FORGET_MAX members are removed with one heartbeat.
 FORGET_HEARTBEATS, FORGET_MAX = 10, 100
-# A lease counts as expired after this many checks and this many TTLs. If it is still being renewed,
-# this is noticed earlier, even if its remaining time is slightly shorter at each check.
+# A lease counts as expired only after this many checks and this many TTLs. This is long enough to
+# notice that it is still being renewed, even if several checks in a row happen to read a slightly
+# shorter remaining time than the one before.
 LEASE_LOOKS, LEASE_TTLS = 10, 2.0
 
 Key = TypeVar("Key", bound=Hashable)
@@ -35,9 +37,10 @@ Value = TypeVar("Value")
 
 
 class Unchanged(NamedTuple, Generic[Value]):
-    """A value, the number of checks since it last changed, and the time since when it is unchanged.
+    """A value that is being watched for changes.
 
-    The time is in seconds on the local clock.
+    `checks` is the number of checks since it last changed, and `since` the time from which it is
+    unchanged (in seconds on the local clock).
     """
 
     value: Value
@@ -60,7 +63,7 @@ class SilenceWatch(Generic[Key, Value]):
 
     def observe(self, now: float, values: Mapping[Key, Value]) -> dict[Key, Unchanged[Value]]:
         """Record the current values, and return for each how long it has been unchanged."""
-        # A check that follows immediately after another one does not prove that a value is silent.
+        # A check that follows too soon after another one does not prove that a value is silent.
         counts = now - self._counted >= self.interval / 2
         # Earlier checks prove nothing if this instance itself made no checks in the meantime.
         blind = now - self._counted > SILENT_HEARTBEATS * self.interval
@@ -172,8 +175,9 @@ class SilenceDetector:
     ) -> bool:
         """Record the last heartbeat of another run that uses the ID of this instance.
 
-        Return True if that run is dead. Set `leaving` if the run reports that it is draining. This
-        instance then waits for it, regardless of the number of heartbeats.
+        Return True if that run is dead. `leaving` must be True if the run reports that it is
+        draining. Its heartbeats then do not count as signs of life, because this instance waits for
+        it to exit.
         """
         known = self._duplicate.seen.get(self._me)
         silence = self._duplicate.observe(now, {self._me: heartbeat_unix_ms})[self._me]

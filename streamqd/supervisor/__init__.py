@@ -7,9 +7,9 @@ Redis, and `worker_pool` manages the child processes. `rebalance`, `drain`, `lim
 the directives of operators, `reload` validates a new configuration, and `report` publishes the
 status.
 
-The supervisor never runs user code and never starts a thread. It blocks for at most one round trip
-to Redis (one second). If the operating system has refused to start a process, the supervisor later
-forks some processes as a test, and then also waits for them to exit.
+The supervisor never runs user code and never starts a thread. It never blocks for longer than one
+round trip to Redis (one second), with one exception: if the operating system has refused to start a
+process, the supervisor later forks some processes as a test, and waits for them to exit.
 """
 
 from __future__ import annotations

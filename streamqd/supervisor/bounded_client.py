@@ -22,7 +22,8 @@ from streamqd.store.scripts import Call, Reply
 
 BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two attempts to subscribe
-# Seconds after the end of a pause at which it is forgotten. A node in use is called before that.
+# A node's pause is forgotten this many seconds after it has ended. A node that still serves keys is
+# called before that.
 SPENT_SECONDS = 3.0
 
 # A callback for the reply to a call, or for the error that replaces an invalid reply. It must not
@@ -34,7 +35,7 @@ _ALL = "*"  # the name that stands for all nodes
 
 
 class BoundedClient:
-    """The supervisor's connection for calls, none of which waits longer than `timeout` seconds."""
+    """The supervisor's connection for calls. No call waits longer than `timeout` seconds."""
 
     def __init__(
         self, link: Connection, board: Scoreboard, patience: float, longest_pause: float
@@ -58,7 +59,7 @@ class BoundedClient:
         return self.link.limit_time(self.timeout)
 
     def is_paused(self, key: str, now: float) -> bool:
-        """Return True if calls to the node that serves a key pause now."""
+        """Return True if calls to the node that serves a key are paused at `now`."""
         return bool(self._backoff) and self._backoff.is_paused(self.link.node_for_key(key), now)
 
     def pause_end(self, key: str) -> float:
@@ -94,10 +95,10 @@ class BoundedClient:
             self._episode.log_recovery()
 
     def read(self, keys: Iterable[str], commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Run commands that read these keys. An error replaces each reply of a silent node.
+        """Run commands that read these keys. If a node is silent, each of its replies is an error.
 
-        If no node answers, pause those that serve the keys. Raises RedisUnavailableError if these
-        nodes are not known, as with a single server.
+        If no node answers, all nodes that serve the keys are paused. If it is not known which nodes
+        these are, as with a single server, RedisUnavailableError is raised instead.
         """
         try:
             return self.link.pipeline_each(commands)
@@ -154,7 +155,7 @@ class NodeBackoff:
             self.record_reply(node)
 
     def is_paused(self, node: str, now: float) -> bool:
-        """Return True if calls to a node pause now."""
+        """Return True if calls to a node are paused at `now`."""
         return self.pause_end(node) > now
 
     def pause_end(self, node: str) -> float:
@@ -162,7 +163,7 @@ class NodeBackoff:
         return self._until.get(node, 0.0)
 
     def __bool__(self) -> bool:
-        """Return True if a node has not answered since its last failure."""
+        """Return True if any node has not answered since its last failure."""
         return bool(self._until)
 
 
@@ -186,8 +187,8 @@ class PubSubListener:
     def listen(self, now: float, seconds: float) -> bool:
         """Subscribe within this many seconds. Return True if the supervisor should read the fleet.
 
-        It should do so after a new subscription, because earlier wake-ups were missed, and the
-        reply may already contain new ones.
+        This is the case after a new subscription, because earlier wake-ups were missed, and new
+        ones may have arrived together with the reply.
         """
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
@@ -202,7 +203,7 @@ class PubSubListener:
     def drain(self) -> bool:
         """Read the wake-ups that have arrived. Return True if the supervisor should read the fleet.
 
-        It should also do so if the connection is lost, because wake-ups may be missed.
+        The result is also True if the connection is lost, because wake-ups may have been missed.
         """
         if not self.link.connected:
             return False

@@ -28,8 +28,9 @@ from streamqd.store.leases import LeaseView
 
 TOPICS_INTERVAL_SECONDS = 2.0  # least number of seconds between two reads of the topics' entries
 
-# Runs commands, of which each assignment has the same number, in order. If a node is silent, an
-# error replaces each of its replies.
+# A function that runs commands and returns their replies in the same order. It takes the
+# assignments, and for each of them, in the same order, the same number of commands. If a node is
+# silent, each of its replies is an error.
 Ask = Callable[[Sequence[Assignment], list[tuple[Any, ...]]], list[Any]]
 
 
@@ -108,11 +109,11 @@ class OwnershipCache:
 
 
 class TopicPresence:
-    """Checks whether the consumed topics are still registered, when the fleet is read.
+    """Checks whether the consumed topics are still registered, each time the fleet is read.
 
-    If an operator deletes only the metadata of a topic, producers are rejected even though all
-    fences still exist. The check also finds topics whose invalid partition count was repaired after
-    this instance started.
+    If an operator deletes only the metadata of a topic, producers are rejected, but this instance
+    would not notice, because all fences still exist. The check also finds topics whose invalid
+    partition count was repaired after this instance started.
     """
 
     def __init__(self, keys: Keys) -> None:

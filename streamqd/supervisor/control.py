@@ -1,8 +1,8 @@
 """Apply the directives of operators, which this instance receives with its heartbeats.
 
 Pauses, moves and drains apply for as long as they are stored, even to an instance that starts
-later. A reload, rebalance or stack directive is applied once for each new timestamp. An instance
-ignores such directives from before its start.
+later. A reload, rebalance or stack directive is applied only once, and again only when it is given
+a new timestamp. An instance ignores such directives from before its start.
 """
 
 from __future__ import annotations

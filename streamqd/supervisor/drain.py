@@ -26,7 +26,9 @@ SHORT_DRAIN_SECONDS = 5.0  # time limit for running messages after a second Ctrl
 RELEASE_SECONDS = 5.0  # time limit for the release of leases after the deadline
 
 CHECK_SECONDS = 0.5  # interval between two checks of a burst
-CHECKS = 2  # number of consecutive successful checks, because a message can move during one
+# A burst is complete after this many consecutive successful checks. A single check is not enough,
+# because a message that moves while it runs can be missed.
+CHECKS = 2
 
 EXIT_DRAINED = 0
 EXIT_CONFIG = 3
@@ -133,10 +135,11 @@ class BurstCheck:
     _passed: int = 0
 
     def result(self, now: float, partitions: Mapping[Assignment, AssignmentState]) -> int | None:
-        """Return a number once all messages are settled, and None until then.
+        """Return None as long as the burst has to wait for unsettled messages.
 
         Entries, delayed messages and waiting retries count as unsettled. A burst does not wait for
-        assignments that crash in a loop. The number is how many of these still have messages.
+        assignments that crash in a loop. When only such assignments still have messages, return the
+        number of these assignments. It is 0 if all messages are settled.
         """
         if now < self._next_at or not self.leases.ok:
             return None

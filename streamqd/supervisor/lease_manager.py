@@ -365,7 +365,8 @@ class LeaseManager:
         for assignment, found in self._ownership.read(
             assignments, lived, self._read_assignments
         ).items():
-            # A predecessor with the same name on this host is dead, because it would hold the lock.
+            # An owner with this instance's name is an earlier run of it. It is dead, because it
+            # would otherwise still hold the lock.
             ours = bool(found.token) and found.owner == self.me
             tokens[assignment] = found.token if found.owner else ""
             views[assignment] = PartitionView(
@@ -380,7 +381,7 @@ class LeaseManager:
         for assignment in expired:
             views[assignment] = views[assignment]._replace(leased=False)
         # If an assignment has a token but no owner in the view, its owner was this instance or an
-        # earlier run of it, so the owner's processes are dead.
+        # earlier run of it. The owner's processes are dead then, so its token counts as dead too.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
         self._fresh = self.news = True
@@ -392,7 +393,7 @@ class LeaseManager:
     def _read_assignments(
         self, assignments: Sequence[Assignment], commands: list[tuple[Any, ...]]
     ) -> list[Any]:
-        """Run commands, of which each assignment has the same number."""
+        """Run the commands that read these assignments, as described at `cluster_state.Ask`."""
         return self.client.read(
             [self.keys.fence(*assignment) for assignment in assignments], commands
         )

@@ -65,9 +65,9 @@ class LoopWatch:
     _silent: dict[Assignment, _Silence] = field(default_factory=dict)
 
     def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:
-        """Report loops that have written no heartbeat for `after` seconds. 0 disables the reports.
+        """Report loops that have written no heartbeat for `after` seconds.
 
-        Return the monotonic time of the next check.
+        If `after` is 0, nothing is reported. Return the monotonic time of the next check.
         """
         next_at = math.inf
         for partition in partitions:

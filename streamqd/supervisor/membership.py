@@ -41,7 +41,8 @@ class Membership:
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
         self.dead_nonce = ""  # nonce of a dead predecessor that is still to be removed
         self.accepted = False  # True if Redis accepted the last heartbeat under this name
-        # The error reply to a heartbeat if a key had the wrong type, until the key is logged.
+        # If a heartbeat failed because a key has the wrong type, this is the error until the key is
+        # logged. Otherwise, it is ''.
         self.mistyped = ""
         self.duplicate: dict[str, Any] = {}  # host and PID of another run with the same name
         self._keys = keys

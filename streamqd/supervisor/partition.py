@@ -84,7 +84,8 @@ class ExitAssessment(NamedTuple):
     lived: float = 0.0  # seconds for which the process was ready
     settled: int = 0  # number of messages that it finished, successfully or not
     lost: bool = False  # True if it was the first to notice that the lease has another owner
-    narrowed: bool = False  # True if it finished none, and the crash only makes rounds smaller
+    # True if it finished no message, and the crash only makes the rounds of its suspects smaller.
+    narrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

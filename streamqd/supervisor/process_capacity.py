@@ -20,7 +20,7 @@ from streamqd.supervisor.plan import ReleaseLease
 def observe(
     capacity: Capacity, now: float, partitions: Collection[AssignmentState], refusal: str
 ) -> None:
-    """Record that processes have been refused for too long, if that is the case.
+    """Limit the capacity if the operating system has refused a process for too long.
 
     The limit is then the number of partitions whose workers are running. `refusal` is the last
     error of the operating system.
@@ -41,7 +41,7 @@ def observe(
 
 
 def plan_actions(now: float, partitions: Iterable[AssignmentState]) -> list[ReleaseLease]:
-    """Return the releases of partitions that could not be started for `GIVE_UP_SECONDS`."""
+    """Return actions that release the partitions for which processes have been refused too long."""
     return [ReleaseLease(each.assignment, "unstartable") for each in _stuck(now, partitions)]
 
 
@@ -63,10 +63,10 @@ def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
 
 
 def _stuck(now: float, partitions: Iterable[AssignmentState]) -> list[AssignmentState]:
-    """Return all partitions that were refused a process, once one has waited for too long.
+    """Return all partitions without a process, once one of them has waited `GIVE_UP_SECONDS`.
 
-    They are released together. Otherwise, the rebalancer would move a running partition for each of
-    the others.
+    They are all released together. If only the first one were released, the rebalancer would move a
+    running partition to another instance for each of those that still wait.
     """
     refused = [
         each

@@ -193,7 +193,8 @@ def _keep_fixed(new: Settings, old: Settings) -> Settings:
     changed += [
         f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
     ]
-    # At the start, the URL of an embedded server was replaced with its address, which is no change.
+    # The URL of an embedded server was replaced with its address at the start. The difference is
+    # therefore not a change of the configuration.
     if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
         changed.pop(0)
     if changed:

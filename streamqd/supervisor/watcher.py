@@ -101,7 +101,8 @@ class Watched(NamedTuple):
 class Watcher:
     """The supervisor's side of the watching child.
 
-    If the child exits, its successor also detects edits that were made in between.
+    If the child process that watches for edits exits, its replacement also reports edits that were
+    made while no child was running.
     """
 
     def __init__(self, config: str, watched: Watched, forget: Iterable[Callable[[], None]]) -> None:
