@@ -1,4 +1,4 @@
-"""The number of entries that a worker requests with one read."""
+"""A worker's appetite: the number of entries that it requests with one read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONSUMER = Consumer(topic="t", group="g", handler="h:go", prefetch_bytes=4 * MIB
 
 
 def controller_after(size: int, spent_ns: int = 1000) -> PrefetchController:
-    """Return an appetite after many reads of entries with this size and duration."""
+    """Return an appetite after many reads of entries that have this size and duration."""
     prefetch = PrefetchController(CONSUMER, MIB, 256)
     for _ in range(50):
         prefetch.observe(prefetch.count, size * prefetch.count, spent_ns * prefetch.count)
@@ -40,7 +40,7 @@ def test_prefetch_is_bounded_by_bytes_and_run_time():
 
 
 def test_prefetch_is_small_after_an_oversized_read():
-    """One oversized read counts although the mean size is still small."""
+    """After an oversized read, the next one is small, although the mean size is still small."""
     prefetch = controller_after(100)
     assert prefetch.count == 256
     prefetch.observe(256, 100 * 256, 0, received=5 * MIB)

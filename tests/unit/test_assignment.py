@@ -104,7 +104,7 @@ def test_members_keep_their_lowest_partitions() -> None:
     assert now == {
         assignment: "a" if assignment.partition < 3 else "b" for assignment in assignments
     }
-    # Without owners, the first member gets the lowest partitions.
+    # If there are no owners, the first member gets the lowest partitions.
     assert assign([member("b"), member("a")], assignments, {}) == now
 
 
@@ -143,7 +143,7 @@ def test_weights_split_each_topic_and_group() -> None:
 
 
 def test_large_weight_gets_at_most_its_rounded_share() -> None:
-    # Methods that divide step by step would give the large member 96 here.
+    # A method that divides step by step would give the large member 96 here.
     members = [member("big", weight=940), *(member(f"m{n}", weight=10) for n in range(6))]
     wanted = assign(members, make_assignments({A: 96}), {})
     assert count_loads(members, wanted)["big"] == 90 or count_loads(members, wanted)["big"] == 91
@@ -189,7 +189,7 @@ def test_owner_without_a_consumer_loses_the_assignment() -> None:
 
 
 def test_assignment_balances_through_intermediate_members() -> None:
-    # Only b can take from a, and only c can relieve b.
+    # Only b can take assignments from a, and only c can relieve b.
     members = [member("a", A), member("b", A, B), member("c", B)]
     assignments = make_assignments({A: 6, B: 3})
     before = {
@@ -212,7 +212,7 @@ def test_assign_finds_a_chain_of_moves() -> None:
 
 
 def test_assign_makes_room_through_intermediate_members() -> None:
-    # b is full with assignments that a could take, and only b offers B.
+    # b is full with assignments that a could take, and b is the only one to offer B.
     members = [member("a", A, cap=4), member("b", A, B, cap=2), member("c", C)]
     assignments = make_assignments({A: 2, B: 2, C: 1})
     before = {assignment: "b" for assignment in assignments if assignment.group == A[1]}
@@ -227,7 +227,7 @@ counts_of_assignments = st.dictionaries(st.sampled_from(PAIRS), st.integers(0, 1
 same_offers = st.lists(st.integers(1, 5), min_size=1, max_size=8).map(
     lambda weights: [member(f"m{number}", weight=w) for number, w in enumerate(weights)]
 )
-# Narrow offers make fleets that balance only through other members.
+# If offers are narrow, a fleet can be balanced only by moving assignments through other members.
 offers = st.one_of(
     st.frozensets(st.sampled_from(PAIRS)),
     st.sampled_from([frozenset(two) for two in itertools.pairwise(PAIRS)]),
@@ -242,7 +242,10 @@ any_offers = st.lists(
 def fleets(
     draw: st.DrawFn, members_of: st.SearchStrategy[list[Member]]
 ) -> tuple[list[Member], list[Assignment], dict[Assignment, str]]:
-    """Draw members, assignments and owners. An owner is a member, an unknown instance or absent."""
+    """Draw members, assignments and owners.
+
+    An owner may be a member, an unknown instance, or absent.
+    """
     members = draw(members_of)
     assignments = make_assignments(draw(counts_of_assignments))
     names = [each.id for each in members] + ["stranger", ""]
@@ -275,8 +278,8 @@ def test_assignment_uses_the_fewest_moves(fleet: Fleet) -> None:
     names = {each.id for each in members}
     owned = {assignment: owner for assignment, owner in owners.items() if owner in names}
     before, now = count_loads(members, owned), count_loads(members, wanted)
-    # A giving member takes nothing and keeps the whole part of its share. With fewer moves, a
-    # member would be more than one assignment away from its share.
+    # A member that gives assignments away takes none, and keeps everything that is part of its
+    # share. With fewer moves, some member would be more than one assignment away from its share.
     total = sum(each.weight for each in members)
     over = at_top = 0
     fractional = []
@@ -317,7 +320,10 @@ def test_assignment_ignores_the_argument_order(fleet: Fleet, shuffler: random.Ra
 
 
 def test_assignment_is_the_same_in_every_process() -> None:
-    """Sets iterate in a different order in every process, and hosts must still agree."""
+    """The assignment is the same in every process.
+
+    Each one iterates over sets in its own order, but all hosts must agree.
+    """
     program = """
 from streamqd.model import Assignment
 from streamqd.policy.assignment import Member, assign
@@ -356,7 +362,7 @@ def test_offers_and_caps_are_respected(fleet: Fleet) -> None:
 def reachable_members(
     members: Sequence[Member], wanted: Mapping[Assignment, str], start: str
 ) -> set[str]:
-    """Return the members that an assignment of `start` can reach, through other members too."""
+    """Return the members that an assignment of `start` can reach, directly or through others."""
     held: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for assignment, owner in wanted.items():
         held[owner].add((assignment.topic, assignment.group))
@@ -393,7 +399,8 @@ def test_immovable_assignments_count_for_the_share(fleet: Fleet, elsewhere: list
     members = [replace(each, cap=0) for each in members]
     elsewhere = elsewhere[: len(members)]
     told = [replace(m, owned_elsewhere=n) for m, n in zip(members, elsewhere, strict=True)]
-    # The same holds with assignments that no other member offers, sorted after all others.
+    # The result is the same with more assignments, which no other member offers and which sort
+    # after all others.
     shown = [replace(m, offers=m.offers | {("~", m.id)}) for m in members]
     hidden = [
         Assignment("~", number, each.id)
@@ -482,7 +489,7 @@ def test_assignment_of_a_large_fleet_is_fast(kind: str) -> None:
     ]
     before = assign(members, assignments, {})
     assert len(before) == 10_000
-    # Lose a tenth of the fleet, then nearly the whole fleet.
+    # First, a tenth of the fleet is lost, and then nearly all of it.
     for owners in (before, dict.fromkeys(assignments, "m000")):
         started = time.process_time()
         now = assign(members[50:] if owners is before else members, assignments, owners)

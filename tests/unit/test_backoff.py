@@ -1,4 +1,4 @@
-"""Waits grow as the policy defines, never exceed the cap and never overflow."""
+"""Waits grow as the policy defines, but never exceed the cap and never overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of partitions that an instance offers to serve."""
+"""An instance offers to serve only as many partitions as it can start workers for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ PROBLEM = "Too many open files"
 
 
 def test_refused_start_sets_the_limit_to_running_workers():
-    """An instance does not again take partitions that it cannot start."""
+    """If a start is refused, the limit becomes the number of running workers.
+
+    The instance then does not take partitions again that it cannot start.
+    """
     capacity = Capacity()
     assert capacity.room(7) is None
     capacity.record_refusal(10.0, 3, PROBLEM)
@@ -24,7 +27,7 @@ def test_refused_start_sets_the_limit_to_running_workers():
 
 
 def test_capacity_backs_off_after_failed_attempts():
-    """The waits between two tries grow."""
+    """After each failed attempt, the instance waits longer before it tries again."""
     capacity, now, waits = Capacity(), 0.0, []
     capacity.record_refusal(now, 3, PROBLEM)
     for _ in range(6):
@@ -39,7 +42,10 @@ def test_capacity_backs_off_after_failed_attempts():
 
 @given(wanted=st.integers(1, 300), running=st.integers(0, 300))
 def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running: int):
-    """The instance takes back its share, even while it waits for the others to hand it over."""
+    """After a successful start, the limit is lifted.
+
+    The instance takes back its share, even while it waits for others to hand it over.
+    """
     capacity, now = Capacity(), 0.0
     capacity.record_refusal(now, running, PROBLEM)
     while capacity.limit is not None:
@@ -56,7 +62,10 @@ def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running:
 
 
 def test_member_limit_is_understood_by_older_versions():
-    """Other members read a limit as a cap, and treat a member with a limit of 0 as leaving."""
+    """Older versions understand the limit.
+
+    They read it as a cap, and take a member with a limit of 0 for one that is leaving.
+    """
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
     assert members.to_member_view(Heartbeat("a", 1, told)).member.cap == 3
     nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))

@@ -1,4 +1,4 @@
-"""The reason why a partition makes no progress: which fact comes first, and its sentence."""
+"""The reason why a partition makes no progress: which fact comes first, and the sentence for it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def facts(
     shown_seconds: float | None = None,
     **more: Any,
 ) -> WaitFacts:
-    """Return known facts with changes to the row."""
+    """Return known facts, with changes to the row of the assignment."""
     row = replace(worker or AssignmentRow(*ASSIGNMENT), **MEASURED | more)
     row = replace(
         row,
@@ -77,7 +77,7 @@ CASES = [
         "growing by 3.0/s, while west handles 10.0 messages/s, and a run takes 250ms",
     ),
     (
-        "lag-growing",  # the server cannot count the lag
+        "lag-growing",  # because the server cannot count the lag
         True,
         facts(worker=worker(rates={"acked": 10.0}, arriving=12.0), lag=None, lag_at_least=1_500),
         "lags: 1,500 or more unread",
@@ -381,7 +381,7 @@ def test_cause_ignores_old_failures() -> None:
 def test_failing_cause_names_the_command_for_its_messages(
     more: dict[str, Any], advice: str
 ) -> None:
-    """Without dead letters, the advice is not `dlq stats`, even if 10,000 messages wait."""
+    """Without dead letters, the advice is not `dlq stats`, even if 10,000 messages are waiting."""
     (cause, *_others) = causes(facts(**{"worker": worker(rates={"failed": 3.0})} | more))
 
     assert cause.word == "failing"
@@ -390,7 +390,7 @@ def test_failing_cause_names_the_command_for_its_messages(
 
 
 def test_open_circuit_names_only_failures_that_open_it() -> None:
-    """A Retry never opens the circuit, even if it was the last failure."""
+    """A Retry is not named, even if it was the last failure, because it never opens the circuit."""
     mixed = (recent_failure("shop.BankDown", 9.0), recent_failure("streamqd.handlers.Retry", 1.0))
 
     (cause, *_others) = causes(facts(worker=worker(state="halted"), failures=mixed))

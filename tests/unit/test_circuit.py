@@ -1,4 +1,4 @@
-"""The circuit breaker: an outage costs no attempt, but a bad message does."""
+"""The circuit breaker makes sure that an outage costs no attempt, while a bad message does."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_circuit_state_is_bounded():
 
 @given(
     st.lists(
-        # A run takes time, so no two runs end at the same instant.
+        # Each run takes some time, so no two runs end at the same instant.
         st.tuples(st.sampled_from("abcde"), st.floats(0.001, 3), st.booleans()),
         min_size=1,
         max_size=80,
@@ -152,7 +152,7 @@ def test_circuit_state_is_bounded():
     st.integers(1, 6),
 )
 def test_circuit_charges_a_message_once_per_outage(runs: list[tuple[str, float, bool]], limit: int):
-    """Between two openings a message is charged for all of its failures except the first."""
+    """Between two openings, a message is charged for all of its failures except the first."""
     one = circuit(failures=limit, window=5.0, probe_every=1.0)
     now, successes = 0.0, 0
     since_open: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Rows of Spark as tables, JSON and CSV, and errors that quote the content of a message."""
+"""Rows of Spark are printed as tables, JSON and CSV. Errors may quote the content of a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamqd.cli.root import cli
 from streamqd.errors import RequestRefusedError
 from tests.support.optional import need
 
-TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal
+TITLE = "\x1b]0;owned\x07"  # changes the title of a terminal
 
 
 def test_two_columns_with_one_name_keep_their_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tables, ages, escaping, and reading lines: the small parts of the command line."""
+"""Small parts of the command line: tables, ages, escaping, and reading lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line without a server: accepted arguments, rejected arguments and their errors."""
+"""The command line without a server: which arguments it accepts and rejects, and its errors."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ handler = "weblog:count_hit"
 
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Run the command in an empty folder, without settings from outside."""
+    """Run the command in an empty directory, so that no settings from outside take effect."""
     for name in ("STREAMQ_CONFIG", "STREAMQ_REDIS__URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("STREAMQ_HTTP__BIND", "")  # other tests may use the default port
+    monkeypatch.setenv("STREAMQ_HTTP__BIND", "")  # another test may use the default port
     monkeypatch.chdir(tmp_path)
     return lambda *args, **options: CliRunner().invoke(cli, args, **options)
 
 
 @pytest.fixture
 def supervisor_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Replace the supervisor with a stub that returns 6, and return the list of its calls."""
+    """Replace the supervisor with a stub that returns 6. Return the list of its calls."""
     calls: list[dict[str, Any]] = []
 
     def run(settings: config.Settings, **options: Any) -> int:
@@ -61,7 +61,7 @@ def supervisor_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def run_process(*args: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a separate process, which forks to import handlers."""
+    """Run the command in a separate process, because it forks to import handlers."""
     command = [sys.executable, "-m", "streamqd", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -133,7 +133,7 @@ def test_every_command_has_help_of_80_columns(invoke: Invoke, path: tuple[str, .
         assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-# These run until a signal, and their output is a log.
+# These commands run until a signal, and their output is a log.
 SERVING = {("outbox", "run"), ("console",)}
 
 
@@ -160,13 +160,13 @@ SHORT = {
     "-s": "--sort",
     "-i": "--interval",
 }
-# Here the long option has another meaning, such as a target instead of a filter.
+# For these commands, the long option has another meaning, such as a target instead of a filter.
 OTHERWISE = {("dlq", "replay", "--partition"), ("dlq", "--reason"), ("topic", "grow", "--wait")}
 
 
 @pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
 def test_short_option_has_one_meaning_in_all_commands(path: tuple[str, ...]) -> None:
-    """A letter means the same long option in every command that has either of them."""
+    """A letter means the same long option in every command that has either of the two."""
     for option in find_command(path).params:
         if not isinstance(option, click.Option) or option.hidden:
             continue
@@ -190,14 +190,14 @@ def test_short_option_has_one_meaning_in_all_commands(path: tuple[str, ...]) -> 
 def test_old_short_option_names_its_replacement(
     invoke: Invoke, args: tuple[str, ...], instead: str
 ) -> None:
-    """Using a letter whose meaning changed is a usage error that names the new option."""
+    """If the meaning of a letter has changed, using it is an error that names the new option."""
     result = invoke(*args)
     assert result.exit_code == 2
     assert f"pass {instead}" in result.stderr
 
 
 def test_help_lists_commands_under_headings(invoke: Invoke) -> None:
-    """The help lists every command under the heading of its task."""
+    """The help lists every command under a heading that names its task."""
     lines = invoke("--help").stdout.splitlines()
     first = lines.index("Start:")
     shown: dict[str, list[str]] = {}
@@ -293,7 +293,7 @@ def test_missing_configuration_file_is_an_error(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "../orders", "a/b"])
 def test_topic_name_that_resembles_a_path_is_refused(invoke: Invoke, name: str) -> None:
-    """A topic `..`, created by `produce ..`, once erased an archive."""
+    """A topic `..`, which `produce ..` had created, once erased an archive."""
     Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
     for words in (["produce", name, "--from", "-"], ["topic", "create", name]):
         refused = invoke(*words, input="hi\n")
@@ -468,7 +468,7 @@ def test_verbose_shows_a_traceback(invoke: Invoke, monkeypatch: pytest.MonkeyPat
 
 
 def test_refused_start_is_printed_in_the_log_format(invoke: Invoke) -> None:
-    """A fatal error at startup is printed in the format of the log."""
+    """A fatal error at the start is printed in the format of the log."""
     Path("streamq.toml").write_text('[log]\nformat = "json"\n[daemon]\nlease_tll = "1s"\nx = 1\n')
     for style in ((), ("--log-format", "auto"), ("-v",)):
         ran = run_process(*style)
@@ -583,7 +583,7 @@ def test_command_reports_that_the_embedded_server_is_down(
 
 
 def test_socket_of_another_user_is_not_reported_as_missing() -> None:
-    """A command run by another user must not report that the daemon is not running."""
+    """A command that another user runs must not report that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -607,7 +607,7 @@ def test_socket_of_another_user_is_not_reported_as_missing() -> None:
 
 
 def test_check_names_a_module_without_a_handler(invoke: Invoke) -> None:
-    """The error names the configured module and shows how to declare a handler."""
+    """The error names the configured module, and shows how a handler is declared."""
     Path("work.py").write_text("def obey(message): ...\n")
     Path("streamq.toml").write_text(
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\n'
@@ -620,7 +620,7 @@ def test_check_names_a_module_without_a_handler(invoke: Invoke) -> None:
 
 
 def test_check_names_a_slow_import(invoke: Invoke) -> None:
-    """An import that hangs is named while `check` waits for it."""
+    """`check` names an import that hangs while it is still waiting for it."""
     Path("work.py").write_text("import time\ntime.sleep(60)\n")
     Path("streamq.toml").write_text(
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\nboot_timeout = "4s"\n'
@@ -660,7 +660,7 @@ def test_check_prints_all_findings(invoke: Invoke) -> None:
     "verb", [("check",), (), ("--only", "orders/bill")], ids=["check", "start", "only"]
 )
 def test_module_import_failure_is_reported_once(invoke: Invoke, verb: tuple[str, ...]) -> None:
-    """The handlers of a module that cannot be imported are not also reported as missing."""
+    """If a module cannot be imported, its handlers are not reported as missing in addition."""
     Path("streamq.toml").write_text(
         '[daemon]\nhandlers = ["broken"]\n'
         '[[consumers]]\ntopic = "orders"\ngroup = "bill"\nmax_attempts = 3\n'
@@ -680,7 +680,7 @@ def test_module_import_failure_is_reported_once(invoke: Invoke, verb: tuple[str,
 def test_check_reports_an_http_address_in_use(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The daemon would start without a reachable metrics endpoint."""
+    """Otherwise, the daemon would start without a metrics endpoint that can be reached."""
     family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
     with socket.socket(family, socket.SOCK_STREAM) as other:
         other.bind(("127.0.0.1", 0) if kind == "tcp" else "pages.sock")
@@ -709,7 +709,7 @@ def test_commands_accept_config_after_their_name(path: tuple[str, ...]) -> None:
 
 
 def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
-    """The last `--config` wins, before or after the command."""
+    """The last `--config` wins, whether it is before or after the command."""
     (tmp_path / "a.toml").write_text(GOOD)
     (tmp_path / "b.toml").write_text("[daemon]\nlease_tll = 3\n")
     assert "lease_tll" in invoke("-c", "a.toml", "config", "show", "-c", "b.toml").output
@@ -725,6 +725,6 @@ def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
     ids=" ".join,
 )
 def test_commands_without_confirmation_accept_yes(path: tuple[str, ...]) -> None:
-    """A script may pass `--yes` to each command that changes messages."""
+    """Scripts may pass `--yes` to every command that changes messages."""
     names = {name for param in find_command(path).params for name in param.opts}
     assert {"-y", "--yes"} <= names

@@ -1,4 +1,4 @@
-"""The condition of an assignment: one word, derived from all of its facts."""
+"""The condition of an assignment is one word, which is derived from all of its facts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,19 @@ from streamqd.admin.condition import condition, describe_condition, severity_ran
 def test_condition_of_an_assignment_is_one_word(
     lease: str, worker: str, run: float | None, orders: str, word: str
 ) -> None:
-    """The word combines the directives, the owner and the worker. Running is not ready."""
+    """The word combines the directives, the owner and the worker.
+
+    A running worker may not be ready yet.
+    """
     found = condition(lease, worker, run, paused=orders == "paused", stopped=orders == "stopped")
     assert found == word
 
 
 def test_group_condition_is_the_worst_of_its_assignments() -> None:
-    """A group shows the worst word of its assignments. A word of a later version is unknown."""
+    """A group shows the worst word of its assignments.
+
+    If a later version uses a new word, it counts as unknown.
+    """
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
     ranked = sorted(words, key=severity_rank)
     assert ranked == ["crash-loop", "circuit-open", "stopped", "later", "running", "ready"]

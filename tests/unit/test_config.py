@@ -30,7 +30,7 @@ handler = "weblog:count_hit"
 
 
 class Place:
-    """A directory with a configuration file, an environment and overrides."""
+    """A directory with a configuration file, environment variables and overrides."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class Place:
         return raised.value.problems
 
     def problem(self, text: str = "", *args: Any, **kwargs: Any) -> str:
-        """Return the only problem."""
+        """Return the problem, which must be the only one."""
         (found,) = self.problems(text, *args, **kwargs)
         return found
 
@@ -171,7 +171,7 @@ def test_config_reads_a_whole_file(place: Place) -> None:
     )
     assert (hits.timeout, hits.hard_timeout, hits.max_rss) == (30.0, 60.0, 256 << 20)
     assert (send.topic, send.handler, send.timeout) == ("mails", "", None)
-    # A topic that only a consumer names has no configured partition count.
+    # If only a consumer names a topic, the topic has no configured number of partitions.
     assert settings.topics["mails"].stated == frozenset()
 
 
@@ -433,7 +433,7 @@ def test_consumer_numbers_survive_an_invalid_consumer(place: Place) -> None:
 
 
 def test_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
-    """A position such as `consumers[13]` alone is hard to find in a file."""
+    """A position such as `consumers[13]` alone would be hard to find in the file."""
     other = WORK.replace('"hits"', '"bills"')
     found = place.problem(f"# a remark\n{WORK}\n[daemon]\n\n{other}max_attempts = -1")
     assert re.fullmatch(r"consumers\[1\].max_attempts: .* \(access/bills, \S+:11\)", found), found
@@ -443,7 +443,7 @@ def test_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> N
 
 
 def test_problem_lines_ignore_text_that_looks_like_a_consumer(place: Place) -> None:
-    """A `[[consumers]]` inside a string does not shift the reported line."""
+    """A `[[consumers]]` inside a string does not shift the line that is reported."""
     text = f'[daemon]\ninstance = """\n[[consumers]]\n"""\n{WORK}max_attempts = -1'
     found = next(each for each in place.problems(text) if each.startswith("consumers[0]"))
     assert re.search(r"\(access/hits, \S+\.toml\)$", found), found
@@ -687,7 +687,7 @@ def test_password_file_is_readable_by_its_owner_only(place: Place) -> None:
     for mode in (0o640, 0o604, 0o610):
         secret.chmod(mode)
         assert f"other users may read {secret} (chmod 600)" in place.problem(text)
-    # Credentials of systemd look as if their group could read them.
+    # The mode of a systemd credential looks as if its group could read it.
     assert place.load(text, environ={"CREDENTIALS_DIRECTORY": str(place.directory)})
 
 
@@ -737,7 +737,7 @@ def test_embedded_url_is_quoted(place: Place) -> None:
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """Return a directory with a short path, because pytest's own can be long."""
+    """Return a directory with a short path, because those of pytest can be too long."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
@@ -748,7 +748,7 @@ def test_deep_state_dir_has_one_short_socket_path(place: Place, runtime: Path) -
     assert claimed.is_relative_to(runtime)
     assert len(os.fsencode(claimed)) <= 107
     assert claimed.parent.stat().st_mode & 0o777 == 0o700
-    # Another command, with another environment, finds the same place.
+    # Another command finds the same place, even with another environment.
     assert config.redis_url(settings) == f"unix://{claimed}"
     assert config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)}) == claimed
     other = place.load(f'[daemon]\nstate_dir = "{"deep/" * 31}"')
@@ -768,7 +768,7 @@ def test_socket_directory_writable_by_others_is_refused(
 
 
 def _made_over(folder: Path) -> None:
-    """Give the folder to another user, or without root make it writable for all users."""
+    """Give the directory to another user. Without root, make it writable for all users instead."""
     if os.geteuid() == 0:
         os.chown(folder, 65534, -1)
     else:
@@ -777,7 +777,7 @@ def _made_over(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", ["directory", "link"])
 def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, case: str) -> None:
-    """With a long state_dir, another user could create the short directory first."""
+    """If state_dir is long, another user could create the short directory first."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     claimed.parent.rmdir()
@@ -795,7 +795,7 @@ def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, ca
 
 
 def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
-    """Any user could create the missing directory in /tmp."""
+    """Before the first start, any user could create the missing directory in /tmp."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
         prepare()
@@ -805,7 +805,7 @@ def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
 def test_root_finds_the_embedded_server_of_another_user(place: Place, runtime: Path) -> None:
-    """The directory may also belong to the owner of state_dir."""
+    """Root accepts the directory, because it may also belong to the owner of state_dir."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     os.chown(claimed.parent, 65534, -1)
@@ -855,7 +855,7 @@ LONG = "u" * 300
 def test_url_password_is_neither_shown_nor_passed_on(
     url: str, shown: str, scrubbed: str, place: Place
 ) -> None:
-    """A space or a long user name does not hide the password from the check and from masking."""
+    """The check and masking find a password even if it contains a space or follows a long user."""
     assert secrets.has_password(url)
     settings = dataclasses.replace(config.Settings(), redis=config.Redis(url=url))
     assert config.as_document(settings)["redis"]["url"] == shown
@@ -873,7 +873,7 @@ def test_mask_passwords_keeps_a_url_without_a_password(url: str) -> None:
 
 @pytest.mark.parametrize("name", ["me", LONG])
 def test_config_file_with_a_url_password_must_be_private(place: Place, name: str) -> None:
-    """The check of the file mode recognizes the same passwords as masking."""
+    """The check of the file's mode recognizes the same passwords as the masking."""
     with pytest.raises(ConfigError, match=r"redis\.url"):
         place.load(f'[redis]\nurl = "redis://{name}:two words@localhost:6379/0"')
 
@@ -887,7 +887,7 @@ def test_config_file_with_a_url_password_must_be_private(place: Place, name: str
     ],
 )
 def test_deeply_nested_file_is_a_config_error(place: Place, text: str) -> None:
-    """Deep nesting does not raise RecursionError, and the exit code is 3."""
+    """Deep nesting is a configuration error with exit code 3, and raises no RecursionError."""
     with pytest.raises(ConfigError):
         place.load(text)
 
@@ -932,7 +932,7 @@ def test_config_file_overrides_declared_consumers(place: Place) -> None:
     settings = config.declare_consumers(place.load(text), [declared])
     (consumer,) = settings.consumers
     assert consumer.handler == "weblog:count_hit"
-    # The file sets max_crashes, although to its default.
+    # The file does set max_crashes, even though to its default.
     assert (consumer.timeout, consumer.max_crashes, consumer.max_attempts) == (5.0, 3, 2)
     assert settings.topics["access"].partitions == 4
 

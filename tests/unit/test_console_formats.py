@@ -1,4 +1,4 @@
-"""How the console prints numbers, ages and sentences."""
+"""The console prints numbers, ages and sentences in the right format."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_numbers_are_exact_at_any_size(value, text):
 
 
 def test_templates_use_only_filters_that_exist():
-    """Jinja finds an unknown filter only when it renders the branch that uses it."""
+    """Jinja would find an unknown filter only when it renders the branch that uses it."""
     environment = Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)._environment
     unknown = {
         (name, used.name)
@@ -50,7 +50,10 @@ def test_templates_use_only_filters_that_exist():
 
 
 def test_links_of_templates_pass_every_parameter_of_the_path():
-    """A link without a parameter of its path becomes plain text, without an error."""
+    """Every link passes all parameters of its path.
+
+    Otherwise, it would become plain text without an error.
+    """
     pages = Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)
     environment = pages._environment
     incomplete = set()

@@ -1,4 +1,4 @@
-"""Every crash point is in the matrix, and every script that changes something has its points."""
+"""Every crash point is in the matrix, and every script that changes data has its crash points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support import kill_housekeepers, kill_matrix, kill_relays, kill_tria
 from tests.support.crash_points import ELSEWHERE, POINTS, PRODUCER, SCRIPTS
 from tests.support.kill_commands import COMMANDS
 
-# Two points in the caller of a script with another name.
+# These two points are in the caller of a script that has another name.
 USES = {
     "settle_charged": "settle_ack",
     "quarantine_end": "quarantine_mark",

@@ -1,4 +1,4 @@
-"""`source = "dlq"`: configuring a consumer of dead letters, and the message that it gets."""
+"""`source = "dlq"` configures a consumer of dead letters, which gets messages of its own kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delays counted by milliseconds, compared with a count of each run."""
+"""Delays that are counted by milliseconds equal the delays that are counted run by run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamqd.worker.server_clock import ServerClock
 
 ASSIGNMENT = Assignment("access", 0, "hits")
 AT_MS = 1_763_632_800_000
-START = 5_000_000_300_000  # `now_ns` at AT_MS
+START = 5_000_000_300_000  # the `now_ns` clock at AT_MS
 MS = 1_000_000
 
 
@@ -57,7 +57,7 @@ def test_delay_counts_equal_one_count_per_run(
     seconds = 0.0
     for _ in range(5):
         count = chance.choice((1, 2, 7, 128, 1_000))
-        spread = 10 ** chance.uniform(0, 9)  # ms: up to 12 days
+        spread = 10 ** chance.uniform(0, 9)  # milliseconds, up to 12 days
         written = [AT_MS - int(chance.uniform(-0.1, 1) * spread) for _ in range(count)]
         if together:
             start = START + int(chance.uniform(0, 1_000 * MS))
@@ -85,7 +85,10 @@ def test_delay_counts_equal_one_count_per_run(
 def test_unrecorded_starts_are_counted_exactly(
     delays: StartDelays, slot: WorkerSlot, seed: int
 ) -> None:
-    """The worker reads the clock before a start more than 20 ms after its last reading."""
+    """Starts that are not recorded are counted exactly.
+
+    The worker reads the clock before a start if its last reading is more than 20 ms old.
+    """
     chance = random.Random(seed)
     expected: dict[int, int] = {}
     starts, now = RunStarts(slot, delays), START
@@ -103,7 +106,7 @@ def test_unrecorded_starts_are_counted_exactly(
                 note, looked = starts.choose_note(now), now
             if chance.random() < 0.01:
                 note = starts.record()
-                now += int(chance.uniform(0, 3_000)) * MS  # it waits until its lease is trusted
+                now += int(chance.uniform(0, 3_000)) * MS  # waits until the lease is trusted
                 looked = now
             note(now)
             slot.lanes[1] = now
@@ -117,7 +120,10 @@ def test_unrecorded_starts_are_counted_exactly(
 
 
 def test_message_from_the_future_has_no_delay(delays: StartDelays, slot: WorkerSlot) -> None:
-    """The worker's estimate of the server's clock is late, or a producer chose the ID."""
+    """A message whose ID is in the future has no delay.
+
+    Either the worker's estimate of the server's clock is late, or a producer chose the ID.
+    """
     delays.note_each(raw(b"%d-0" % (AT_MS + 5), b"18446744073709551615-0"), 0, [START, START])
     delays.publish(slot)
     assert slot.histogram("delay") == ([2, *[0] * len(DELAY_BUCKETS)], 0.0)
@@ -137,7 +143,10 @@ def test_ids_of_any_length_are_counted_once(delays: StartDelays, slot: WorkerSlo
 
 
 def test_only_first_attempts_have_a_delay(delays: StartDelays, slot: WorkerSlot) -> None:
-    """Retries, messages that crashed a process and messages that waited in place have no delay."""
+    """Only first attempts have a delay.
+
+    Retries, messages that crashed a process, and messages that waited in place have none.
+    """
     kept = entry(AT_MS - 70_000)
     kept.keep(0, START)
     others = [entry(AT_MS - 9_000, retried=True), entry(AT_MS - 9_000, crashes=1), kept]

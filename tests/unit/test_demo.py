@@ -1,4 +1,4 @@
-"""The demo checks its own figures, and detects wrong ones. No Redis, no daemon."""
+"""The demo checks its own figures and detects wrong ones. No Redis and no daemon is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EACH = 5  # messages in each partition
 
 @pytest.fixture
 def tally(tmp_path: Path) -> DemoTally:
-    """Return a successful run: per partition and group, 4 messages handled, 1 dead-lettered."""
+    """Return a successful run: 4 messages handled and 1 dead-lettered, per partition and group."""
     folder = Folder(tmp_path)
     for group in GROUPS:
         for partition in PARTITIONS:

@@ -1,4 +1,4 @@
-"""The takers of a leaving instance's assignments, and assignments without a taker."""
+"""The assignments of a leaving instance go to takers, or have none."""
 
 from __future__ import annotations
 

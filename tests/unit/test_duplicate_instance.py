@@ -1,4 +1,4 @@
-"""A second run with our id: heartbeats, not timestamps, show which run is alive."""
+"""If a second run has our ID, heartbeats and not timestamps show which of the two is alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def duplicate() -> SilenceDetector:
 
 
 def test_duplicate_with_two_heartbeats_is_lasting(duplicate: SilenceDetector) -> None:
-    """The second heartbeat is the proof, because one heartbeat may be a late packet."""
+    """Only the second heartbeat proves a duplicate, because a single one may be a late packet."""
     lives, stays = [], []
     for number in range(3):
         assert not duplicate.observe_duplicate(1000 + number, 3.0 * number)
@@ -28,7 +28,7 @@ def test_duplicate_with_two_heartbeats_is_lasting(duplicate: SilenceDetector) ->
 
 
 def test_leaving_duplicate_is_awaited_without_a_limit(duplicate: SilenceDetector) -> None:
-    """A draining run is waited for without a limit, because it frees the name."""
+    """A run that is draining is awaited without a limit, because it will free the name."""
     for number in range(20):
         assert not duplicate.observe_duplicate(1000 + number, 3.0 * number, leaving=number > 1)
         assert not duplicate.is_duplicate_lasting
@@ -54,7 +54,10 @@ def test_duplicate_with_one_heartbeat_is_dead(
 
 
 def test_duplicate_silence_counts_only_while_observed(duplicate: SilenceDetector) -> None:
-    """The server was paused for both runs, and the other run may send the next heartbeat."""
+    """Silence counts only while it is observed.
+
+    If the server was paused for both runs, the other run may send the next heartbeat.
+    """
     duplicate.observe_duplicate(1000, 0.0)
     assert not duplicate.observe_duplicate(1000, 60.0)
     for number in range(1, 6):

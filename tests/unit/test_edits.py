@@ -1,4 +1,4 @@
-"""Edits of source files: each is reported once, when the file is complete, and none is missed."""
+"""Each edit of a source file is reported once, when the file is complete, and none is missed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamqd.supervisor.watcher import Edits
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """Return a module with a modification time in 2001."""
+    """A module whose modification time is in 2001."""
     file = tmp_path / "work.py"
     file.write_text("VERSION = 1\n")
     os.utime(file, (1e9, 1e9))
@@ -66,7 +66,7 @@ def test_new_modules_are_reported_but_not_editor_files(edits: Edits, code: Path)
 
 
 def test_replaced_file_of_equal_size_and_time_is_reported(edits: Edits, code: Path):
-    """For example, a release is switched by a link, or a backup is restored with its time."""
+    """For example, a link switches a release, or a backup is restored with its time."""
     other = code.with_suffix(".new")
     other.write_text("VERSION = 2\n")
     os.utime(other, (1e9, 1e9))

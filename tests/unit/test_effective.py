@@ -1,4 +1,4 @@
-"""Settings of a topic: the file's values override the registered values."""
+"""The settings of a topic: values in the file override the registered values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in a forked child: its result is returned, its failure becomes a sentence."""
+"""Work runs in a forked child. Its result is returned, and its failure becomes a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and endpoints that other users could read or change are refused. Secrets are masked."""
+"""Files and endpoints that other users could read or change are refused, and secrets are masked."""
 
 from __future__ import annotations
 
@@ -174,7 +174,10 @@ def test_password_in_the_environment_causes_a_warning(
 
 @pytest.mark.parametrize("text", ["a" * 200_000, "://" * 60_000, "redis://a:" + "b" * 200_000])
 def test_masking_takes_linear_time(text: str) -> None:
-    """Without bounds in the pattern, masking would take minutes and the test would time out."""
+    """Masking takes linear time.
+
+    Without bounds in its pattern, it would take minutes, and this test would time out.
+    """
     for each in (text, f"{text}://", f"password={text}"):
         config.mask_passwords(each)
 
@@ -186,7 +189,7 @@ def test_code_writable_by_all_users_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    # Declarations of other test modules must not appear here.
+    # The declarations of other test modules must not appear here.
     monkeypatch.setattr("streamqd.handlers.probing.declared", [])
     module = tmp_path / "opened.py"
     module.write_text("def handle(msg): ...\n")

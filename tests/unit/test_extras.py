@@ -1,4 +1,4 @@
-"""Each missing package is reported with the same sentence, and its command works."""
+"""Each missing package is reported with the same sentence, which names a command that works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from streamqd import extras
 
 ROOT = Path(__file__).parents[2]
-# Run the command line as if a package were not installed.
+# This code runs the command line as if a package were not installed.
 WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from streamqd.cli import cli; cli()"
 COMMANDS = {
     "archive": ["--archive", "archive"],
@@ -27,14 +27,17 @@ RECORDS = re.compile(r"docs/internals/transcripts/|tests/")  # records of past r
 
 
 def test_extras_table_equals_pyproject() -> None:
-    """The table of extras equals pyproject.toml."""
+    """The table of extras lists the same packages as pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = {name: tuple(needs) for name, needs in project["optional-dependencies"].items()}
     assert {name: stated[name] for name in extras.NEEDS} == extras.NEEDS
 
 
 def test_no_file_names_an_unpublished_package() -> None:
-    """`pip install streamqd[…]` fails, because no index has the package."""
+    """No file says `pip install streamqd[…]`.
+
+    That command would fail, because no index has the package.
+    """
     files = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("streamqd/**/*.py")]
     wrong = [
         f"{path.relative_to(ROOT)}: {found[0]}"
@@ -71,7 +74,7 @@ def test_install_hints_in_the_code_are_equal() -> None:
     ],
 )
 def test_pipeline_error_names_the_missing_packages(verb: str, package: str, tmp_path: Path) -> None:
-    """`pipeline archive` without pyarrow exits with an error before it does any work."""
+    """Without pyarrow, `pipeline archive` exits with an error before it does any work."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "_archive.json").write_text('{"format": 1, "id": "0"}')
     (tmp_path / "job.py").write_text("def main(job): pass\n")

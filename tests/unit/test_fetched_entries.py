@@ -1,4 +1,4 @@
-"""Entries of a read skip the constructor, and must equal entries built by the constructor."""
+"""Fetched entries skip the constructor, and must equal entries that the constructor makes."""
 
 from __future__ import annotations
 

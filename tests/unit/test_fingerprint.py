@@ -1,4 +1,4 @@
-"""Fingerprints: when two failures count as the same failure."""
+"""Fingerprints decide when two failures count as the same failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flood guard: many dead letters among few handled messages."""
+"""The flood guard stops a partition if many dead letters come among few handled messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_dead_letters_among_many_successes_are_no_flood():
 
 def test_dead_letters_at_exactly_the_share_are_a_flood():
     flood = DeadLetterRate(dead_letters=3, window=10.0, share=0.5)
-    # Three of six messages died, counted from the first death.
+    # Three of six messages are dead, counted from the first dead letter.
     assert [flood.record_dead_letter(0.0, settled) for settled in (10, 13, 15)] == [
         False,
         False,

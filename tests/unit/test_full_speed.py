@@ -1,4 +1,4 @@
-"""The time until full speed: the end of the last slow window, known only after steady windows."""
+"""Full speed is reached at the end of the last slow window, if enough steady windows follow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WANTED = int(FULL * RATE * WINDOW_SECONDS)
 
 
 def runs(since: float, until: float, rate: float = RATE) -> list[float]:
-    """Return the end times of runs at an even rate."""
+    """Return the end times of runs that have an even rate."""
     return [since + number / rate for number in range(round((until - since) * rate))]
 
 
@@ -45,7 +45,10 @@ def test_full_speed_requires_a_steady_rate() -> None:
 
 
 def test_full_speed_lost_again_does_not_count() -> None:
-    """Entries in memory still run for a while after a connection has died."""
+    """If full speed is lost again, it does not count.
+
+    Entries in memory still run for a while after a connection has died.
+    """
     times = runs(0, 6) + runs(8, 20)
     assert seconds_until_full(times, 5.0, WANTED) == pytest.approx(3.0, abs=0.5)
 

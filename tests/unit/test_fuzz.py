@@ -1,4 +1,4 @@
-"""Decoders of foreign input: each returns a value or raises its own error for any input.
+"""Decoders of foreign input return a value or raise their own error, whatever the input is.
 
 The inputs are messages, HTTP requests, configurations, URLs, and the Redis keys through which
 instances exchange state.
@@ -104,7 +104,7 @@ def test_any_message_can_become_a_dead_letter(fields: dict[bytes, bytes], retrie
     buried = dead_letters.build_fields_without_run(found, delivery, "work:obey", why, crashes=1)
     assert all(isinstance(each, bytes) for pair in buried.items() for each in pair)
     assert dead_letters.find_oversize(found, 1 << 20) == ""
-    # The limit applies to the payload and to the other fields. Our own fields do not count.
+    # The limit applies to the payload and the other fields, but not to our own fields.
     limit = 1
     small = sum(map(len, found.fields.values())) <= limit + limit + dead_letters.BOOKKEEPING
     assert dead_letters.find_oversize(found, limit) or small
@@ -304,5 +304,8 @@ def test_any_partition_count_is_read_or_refused(raw: bytes) -> None:
 
 
 def test_recursion_limit_is_the_default() -> None:
-    """With a raised limit, deeper values would be accepted and fail later."""
+    """The recursion limit is the default.
+
+    If it were raised, deeper values would be accepted here and fail later.
+    """
     assert sys.getrecursionlimit() <= 10_000

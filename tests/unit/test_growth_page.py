@@ -1,4 +1,4 @@
-"""docs/internals/cost-by-size.md: its statements follow from the measured figures."""
+"""The statements in docs/internals/cost-by-size.md follow from the measured figures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def words(text: str) -> str:
 
 
 def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
-    """The figures come from runs with one group: 255 more assignments cost 51 ms."""
+    """The figures come only from runs with one group. 255 more assignments cost 51 ms."""
     text = words(growth_page.render_page(RESULTS))
 
     assert "**More partitions**, from 1 to 256 assignments." in text
@@ -71,7 +71,7 @@ def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
 
 
 def test_growth_page_compares_groups_on_equal_partitions() -> None:
-    """112 more assignments cost 11.2 ms."""
+    """Only runs with equally many partitions are compared. 112 more assignments cost 11.2 ms."""
     text = words(growth_page.render_page(RESULTS))
 
     assert "**More groups**, from 16 to 128 assignments." in text
@@ -106,7 +106,7 @@ def test_growth_page_has_a_row_per_result() -> None:
 
 
 def test_growth_page_is_current() -> None:
-    """To update the page, run `make bench NAME=growth-page`."""
+    """The page is current. To update it, run `make bench NAME=growth-page`."""
     if not growth_page.RESULTS.exists():
         pytest.skip("make bench NAME=growth has not been run")
     results = json.loads(growth_page.RESULTS.read_text())

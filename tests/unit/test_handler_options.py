@@ -1,4 +1,4 @@
-"""The options of @handler equal those of a consumer, for a strict type checker too."""
+"""The options of @handler are the same as those of a consumer, even for a strict type checker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_KIND = {
 
 
 def members(annotation: Any) -> set[Any]:
-    """Return the types of a union, without their arguments and without None."""
+    """Return the types in a union, without None and without the arguments of the types."""
     parts = get_args(annotation) if get_origin(annotation) is not Literal else ()
     found = {get_origin(each) or each for each in parts or (annotation,)}
     return found - {type(None)}

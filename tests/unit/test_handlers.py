@@ -1,4 +1,4 @@
-"""Loading handlers, errors in one sentence for unusable handlers, and the outcome of a run."""
+"""Handlers are loaded and run. Handlers that cannot be used are reported in one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Write = Callable[[str, str], None]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder for modules, and forget their imports after the test."""
+    """A directory for modules, whose imports are forgotten after the test."""
     before, path = set(sys.modules), sys.path[:]
     yield tmp_path
     sys.path[:] = path
@@ -73,7 +73,7 @@ def test_load_finds_a_function_and_its_module_hooks(write: Write, folder: Path):
     ],
 )
 def test_redact_error_replaces_the_error_text(write: Write, folder: Path, code: str, kept: str):
-    """Whatever the hook returns, the failure is recorded, without text that it did not return."""
+    """Whatever the hook returns, the failure is recorded, with no text except what it returned."""
     name = f"r{len(code)}"
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
     loaded = handlers.load(f"{name}:go", folder)
@@ -267,7 +267,7 @@ class RefusalError(ValueError):
 
 
 def raise_in_handler(error: BaseException) -> BaseException:
-    """Return the error with a traceback as in a worker: the caller's frame, then its own."""
+    """Return the error with its traceback in a worker: the caller's frame, then its own."""
 
     def handler_function() -> None:
         secret_local = "password"  # noqa: F841 - must not be in the traceback
@@ -302,7 +302,7 @@ def test_failure_details_follow_the_error_setting(detail: str, known: tuple[bool
 
 
 def raise_with_context(*, hidden: bool = False) -> BaseException:
-    """Return an error that was raised while another one was handled."""
+    """Return an error that was raised while another one was being handled."""
 
     def handler_function() -> None:
         try:
@@ -333,7 +333,7 @@ class HomelessError(Exception):
 
 
 def raise_name_error() -> BaseException:
-    """Return an error for which Python may suggest the correct name."""
+    """Return an error for which Python may suggest the right name."""
 
     def handler_function() -> None:
         "".upperr()  # type: ignore[attr-defined]
@@ -369,8 +369,8 @@ def raise_name_error() -> BaseException:
     ],
 )
 def test_traceback_equals_the_one_of_python(error: BaseException):
-    trace = error.__traceback__.tb_next if error.__traceback__ else None  # omits our own call
-    for _ in range(2):  # on the second call its stack is in the cache
+    trace = error.__traceback__.tb_next if error.__traceback__ else None  # leaves out our own call
+    for _ in range(2):  # on the second call, the stack is in the cache
         written = handlers.failure_of(error, "traceback").traceback
         assert written == "".join(traceback.format_exception(type(error), error, trace))
 
@@ -453,13 +453,13 @@ def test_retry_refuses_an_out_of_range_wait(after: float):
 
 
 def test_retry_refuses_a_wait_that_is_not_a_number():
-    """The error of `Retry(after="soon")` names `after`, not a failed comparison."""
+    """The error of `Retry(after="soon")` names `after`, instead of a comparison that failed."""
     with pytest.raises(TypeError, match="after must be a number of seconds, not 'soon'"):
         Retry(after="soon")  # type: ignore[arg-type]
 
 
 def test_decorator_without_parentheses_error_shows_usage():
-    """The error shows how to write the decorator."""
+    """The error shows how the decorator has to be written."""
     with pytest.raises(TypeError, match=r"write @handler\(topic=\.\.\., group=\.\.\.\)"):
         handler(print)  # type: ignore[call-arg, misc]
 

@@ -1,4 +1,4 @@
-"""The times of heartbeats: soon after a wake-up in a small fleet, spread in a large fleet."""
+"""Heartbeats come soon after a wake-up in a small fleet, and are spread in a large one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held keys: the entries of a key stay in order after any failure and with any due times."""
+"""Held keys keep their entries in order, after any failure and with any due times."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ def test_taken_entry_is_due_again_but_a_running_one_is_not():
 def test_every_held_key_finishes_in_order(
     stream: list[tuple[str, int]], delays: list[float], longest: int, chance: object
 ):
-    """Entries arrive, fail a number of times and run when they are due. Some runs never start."""
+    """Every held key finishes in order.
+
+    Entries arrive, fail a number of times, and run when they are due. Some runs never start.
+    """
     holds: KeyBlocker[HeldEntry] = KeyBlocker()
     left = {number: times for number, (_, times) in enumerate(stream)}
     ended: dict[str, list[int]] = defaultdict(list)
@@ -105,7 +108,7 @@ def test_every_held_key_finishes_in_order(
     def run_due() -> None:
         while (key := holds.take(now)) is not None:
             if chance.random() < 0.2:  # type: ignore[attr-defined]
-                holds.restart(now)  # the connection was lost before any entry ran
+                holds.restart(now)  # as after a connection that was lost before any entry ran
                 continue
             for one in holds.first_entries(key, longest):  # type: ignore[arg-type]
                 if not run(one):

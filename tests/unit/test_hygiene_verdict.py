@@ -1,4 +1,4 @@
-"""The hygiene check of a daemon finds every planted fault, in real processes and in figures."""
+"""A daemon's hygiene check finds every planted fault, both in real processes and in figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.hygiene import WAVERS, Sample, find_odd_processes, grown_figures
 from tests.support.waiting import wait_until
 
-# The leader of a session with one uncollected child of each kind.
+# This program leads a session that has one process of the given kind, such as a zombie.
 LEADER = """
 import ctypes, os, signal, sys
 sort = sys.argv[1]
@@ -37,7 +37,7 @@ signal.pause()
 
 @pytest.fixture
 def start_leader() -> Iterator[Callable[[str], int]]:
-    """Start the leader of a session with one process of a kind and return its pid."""
+    """Start the leader of a session that has one process of a kind. Return the leader's pid."""
     leaders: list[subprocess.Popen[bytes]] = []
 
     def start(sort: str) -> int:
@@ -82,7 +82,7 @@ def test_worker_process_is_expected(start_leader: Callable[[str], int]):
 
 
 def samples(**slopes: int) -> list[Sample]:
-    """Return 100 samples in which the figures rise by these amounts from first to last."""
+    """Return 100 samples whose figures rise by these amounts from the first to the last."""
     base = {"supervisor_fds": 18, "housekeeper_fds": 6}
     return [
         Sample(number, *(base.get(name, 40 << 20) + slopes.get(name, 0) * number // 99

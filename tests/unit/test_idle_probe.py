@@ -1,4 +1,4 @@
-"""The probe that distinguishes a slow server from a dead connection."""
+"""A probe tells a slow server from a dead connection."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from streamqd.errors import SilentConnectionError
 from streamqd.store import idle_probe
 from streamqd.store.idle_probe import Attempts, IdleProbe
 
-SOON = 0.02  # seconds of silence until the first probe
+SOON = 0.02  # seconds of silence before the first probe
 
 
 @pytest.fixture
 def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield both sockets of a connection."""
+    """Yield the two sockets of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
 
 
 class Prober:
-    """A probe with a fixed answer that counts its calls."""
+    """A probe that always gives the same answer and counts its calls."""
 
     def __init__(self, *answers: bool, then: socket.socket | None = None) -> None:
         self.answers = list(answers)
-        self.then = then  # the socket that sends the overdue answer together with the probe's
+        self.then = then  # the socket that sends the overdue answer with the probe's
         self.asked = 0
 
     def __call__(self, seconds: float) -> bool:
@@ -42,7 +42,7 @@ class Prober:
 
 
 def test_silent_connection_is_dead_if_a_new_one_is_answered(socket_pair) -> None:
-    """A silent connection is dead if the server answers a new one."""
+    """A silent connection counts as dead if the server answers a new one."""
     prober = Prober(True)
     with pytest.raises(SilentConnectionError, match="a new connection was answered") as raised:
         IdleProbe(SOON, prober).await_reply(socket_pair[0], time.monotonic() + 60)
@@ -51,7 +51,7 @@ def test_silent_connection_is_dead_if_a_new_one_is_answered(socket_pair) -> None
 
 
 def test_available_reply_is_read_without_a_probe(socket_pair) -> None:
-    """A process that was stopped for a while reads the answer that has arrived."""
+    """A process that was stopped for a while reads the answer that has arrived, without a probe."""
     socket_pair[1].send(b"+OK")
     prober = Prober(True)
     IdleProbe(SOON, prober).await_reply(socket_pair[0], time.monotonic() - 1)
@@ -66,7 +66,10 @@ def test_connection_closed_by_the_server_is_not_probed(socket_pair) -> None:
 
 
 def test_reply_right_after_the_probe_reply_is_accepted(socket_pair) -> None:
-    """Both answers came from a slow server. The next probe comes later."""
+    """The reply is accepted, because both answers came from a slow server.
+
+    The next probe comes later.
+    """
     prober = Prober(True, then=socket_pair[1])
     one = IdleProbe(SOON, prober)
     one.await_reply(socket_pair[0], time.monotonic() + 60)
@@ -91,7 +94,7 @@ def test_longer_wait_after_a_late_reply_expires(
 
 
 def test_silent_server_gets_few_probes(socket_pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses bound the number of connections, and the late answer is still read."""
+    """Pauses between probes limit the number of connections, and a late answer is still read."""
     monkeypatch.setattr(idle_probe, "PAUSE_SECONDS", (0.1, 0.4))
     prober = Prober()
     timer = threading.Timer(1.0, lambda: socket_pair[1].send(b"+OK"))
@@ -107,7 +110,10 @@ def test_wait_for_a_reply_raises_at_its_deadline(socket_pair) -> None:
 
 
 def test_connect_timeout_grows_only_after_a_timeout() -> None:
-    """A lost login is repeated within a second, and a slow server still gets enough time."""
+    """The timeout grows only after a timeout.
+
+    A lost login is repeated within a second, while a slow server still gets enough time.
+    """
     attempts = Attempts()
     limits = []
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""The part of the supervisor's environment that a child inherits."""
+"""A child inherits only a part of the supervisor's environment."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def test_freeze_hides_objects_from_the_collector() -> None:
 
 
 class Node:
-    """An object that refers to itself, so only the garbage collector can remove it."""
+    """An object that refers to itself, so that only the garbage collector can remove it."""
 
     def __init__(self) -> None:
         self.self = self
 
 
 def test_freeze_does_not_collect_garbage() -> None:
-    gc.disable()  # prevents automatic collection
+    gc.disable()  # turns off automatic collection
     try:
         garbage = weakref.ref(Node())
         fork_hygiene.freeze()

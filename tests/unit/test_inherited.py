@@ -1,4 +1,4 @@
-"""Two lists of pending entries are merged, oldest first."""
+"""Two lists of pending entries are merged into one, with the oldest entries first."""
 
 from __future__ import annotations
 

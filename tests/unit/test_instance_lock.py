@@ -1,4 +1,4 @@
-"""The lock of an instance: a user who can take it can prevent the daemon's start."""
+"""The lock of an instance is private, because a user who can take it can prevent the start."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be anothe
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return an existing folder with mode 0755, like a /var/lib/x that a package creates."""
-    for each in (tmp_path, *tmp_path.parents[:3]):  # folders of pytest are private to its user
+    """An existing directory with mode 0755, such as a /var/lib/x that a package has created."""
+    for each in (tmp_path, *tmp_path.parents[:3]):  # pytest's directories are private to its user
         if each.name.startswith(("pytest", "test")):
             each.chmod(0o755)
     made = tmp_path / "state"
@@ -39,13 +39,13 @@ def lock(folder: Path) -> Iterator[InstanceLock]:
 
 
 def test_instance_lock_is_private_to_its_user(lock: InstanceLock) -> None:
-    """Any local user could take the lock in an existing folder of mode 0755."""
+    """The lock is private. Otherwise, any local user could take it in a directory of mode 0755."""
     assert lock.acquire() is None
     assert lock.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_instance_lock_of_an_earlier_version_becomes_private(lock: InstanceLock) -> None:
-    """An upgrade removes the permissions of other users."""
+    """An upgrade removes the permissions that other users had."""
     lock.path.touch(0o644)
     assert lock.acquire() is None
     assert lock.path.stat().st_mode & 0o777 == 0o600
@@ -53,7 +53,7 @@ def test_instance_lock_of_an_earlier_version_becomes_private(lock: InstanceLock)
 
 @as_root
 def test_instance_lock_cannot_be_taken_by_another_user(lock: InstanceLock) -> None:
-    """Other users cannot take it even while it is free."""
+    """Other users cannot take the lock, even while it is free."""
     assert lock.acquire() is None
     lock.release()
     taken = subprocess.run(
@@ -69,7 +69,7 @@ def test_instance_lock_cannot_be_taken_by_another_user(lock: InstanceLock) -> No
 
 @as_root
 def test_lock_file_of_another_user_is_refused(lock: InstanceLock) -> None:
-    """The owner of the file could open it for other users again."""
+    """A file of another user is refused, because its owner could open it for other users again."""
     lock.path.touch()
     os.chown(lock.path, NOBODY, NOBODY)
     with pytest.raises(StartupError, match="belongs to another user"):
@@ -77,7 +77,7 @@ def test_lock_file_of_another_user_is_refused(lock: InstanceLock) -> None:
 
 
 def test_instance_lock_refuses_a_symlink(folder: Path, tmp_path: Path) -> None:
-    """The target of a link is not opened, truncated or written."""
+    """A symlink is refused, and its target is not opened, truncated or written."""
     (tmp_path / "elsewhere").write_text("kept")
     (folder / "one.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StartupError, match="symbolic link"):

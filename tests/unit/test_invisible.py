@@ -39,7 +39,7 @@ SHAPING = {
 
 @pytest.mark.parametrize("text", HIDING.values(), ids=HIDING)
 def test_invisible_characters_are_escaped(text: str) -> None:
-    """Different names are displayed differently on a screen and in a log."""
+    """Because of the escapes, different names look different on a screen and in a log."""
     for shown in (printable(text), printable(text, lines=True), escape_unprintable(text)):
         assert "\\" in shown
         assert all(unicodedata.category(each) != "Cf" for each in shown.replace("\u200d", "", 1))
@@ -48,7 +48,7 @@ def test_invisible_characters_are_escaped(text: str) -> None:
 
 @pytest.mark.parametrize("text", HIDING.values(), ids=HIDING)
 def test_json_escapes_invisible_characters(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The document's text shows them, and a parser reads the original text."""
+    """The document's text shows invisible characters, while a parser reads the original text."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
     for document in (json_text({"name": text}), json_line({"name": text})):
         assert "\\u" in document

@@ -1,4 +1,4 @@
-"""The list of arguments for settling: values shared by all entries occur once."""
+"""The list of arguments for settling contains a value only once if all entries share it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIELDS = some.dictionaries(NAMES, some.sampled_from([b"", b"1", b"2"]))
 
 
 def read(flat: list[Any], heads: int) -> list[tuple[tuple[Any, ...], dict[bytes, bytes]]]:
-    """Read a list as the scripts do."""
+    """Read a list in the same way as the scripts."""
 
     def pairs(at: int) -> tuple[dict[bytes, bytes], int]:
         end = at + 1 + flat[at]

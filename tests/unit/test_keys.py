@@ -1,4 +1,4 @@
-"""Keys of one partition share a hash slot, so one script may use them together on a cluster."""
+"""The keys of a partition share a hash slot, so a script may use them together on a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamqd.store.keys import Keys
 
 
 def _sample(pattern: str) -> str:
-    """Return a key as script headers describe it, with a name for each of its letters."""
+    """Return a key as a script's header describes it, with a name in place of each letter."""
     samples = {"{T:p:i}": "{access:p:3}", "{T}": "{access}", "{fleet}": "{default}"}
     for letter, name in samples.items():
         pattern = pattern.replace(letter, name)
@@ -20,7 +20,8 @@ def _sample(pattern: str) -> str:
 @pytest.mark.parametrize("name", sorted(scripts.load()))
 def test_keys_of_a_script_share_a_cluster_slot(name: str) -> None:
     keys = scripts.load()[name].keys
-    # Skip keys that the script uses only outside a cluster: they may be in another slot.
+    # Keys that the script uses only outside a cluster are skipped, because they may be in another
+    # slot.
     patterns = [key.pattern for key in keys if "not on a cluster" not in key.pattern]
     slots = {key_slot(_sample(pattern).encode()) for pattern in patterns}
     assert len(slots) == 1, patterns

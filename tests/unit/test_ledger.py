@@ -1,4 +1,4 @@
-"""The ledger itself: it must detect lost, repeated and unexpected messages."""
+"""The ledger must detect lost, repeated and unexpected messages."""
 
 from __future__ import annotations
 

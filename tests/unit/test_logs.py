@@ -1,4 +1,4 @@
-"""Log lines: one per event, not forgeable, never blocking. Records of handlers are marked."""
+"""Log lines are one per event, cannot be forged and never block. Records of handlers are marked."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_log_value_cannot_forge_a_line(pipe: tuple[int, int], style: str, evil: 
     logging.getLogger("streamqd.elsewhere").warning("said %s", evil)
 
     raw = read_all(reader)
-    lines = raw.splitlines()  # splits at every character that a reader may take for a line end
+    lines = raw.splitlines()  # splits at all that a reader may take for a line end
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)
     if style == "json":
@@ -188,7 +188,7 @@ def test_value_without_a_text_is_logged_anyway(pipe: tuple[int, int]) -> None:
 
 
 def _parsed(raw: str) -> list[dict[str, Any]]:
-    """Return the lines of a JSON log as jq parses them, after comparing with Python."""
+    """Return the lines of a JSON log as jq parses them. Python must parse them in the same way."""
     found = [json.loads(line) for line in raw.splitlines()]
     if jq := shutil.which("jq"):
         read = subprocess.run([jq, "-c", "."], input=raw.encode(), capture_output=True, check=True)
@@ -197,7 +197,10 @@ def _parsed(raw: str) -> list[dict[str, Any]]:
 
 
 def test_json_keeps_letters_and_escapes_surrogates(pipe: tuple[int, int]) -> None:
-    """A search finds "Zo\xeb" in the log, and `jq` can parse the line of a lone surrogate."""
+    """Letters are kept, so that a search finds "Zoë" in the log.
+
+    Lone surrogates are escaped, so that `jq` can parse their line.
+    """
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     logs.event(
@@ -233,7 +236,7 @@ raise KeyError("at the end")
 
 
 def test_python_messages_are_logged_as_json() -> None:
-    """Warnings, uncaught exceptions and records without a handler become JSON lines."""
+    """Warnings, uncaught exceptions and records of loggers without a handler become JSON lines."""
     ran = subprocess.run([sys.executable, "-c", _PRINTED_BY_PYTHON], capture_output=True)
     warned, thread, unraisable, library, end = _parsed(ran.stderr.decode())
     assert (warned["logger"], warned["level"]) == ("py.warnings", "warning")
@@ -259,7 +262,7 @@ def test_close_restores_the_hooks_of_python(pipe: tuple[int, int]) -> None:
 
 
 def test_failed_log_record_is_reported_as_json(pipe: tuple[int, int]) -> None:
-    """The report of such a line is also a JSON line."""
+    """A record that cannot be written is reported, and the report is also a JSON line."""
 
     class Hostile:
         def __str__(self) -> str:
@@ -362,7 +365,7 @@ sink.write("5" * 50)
 
 
 def test_log_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
-    """If two records shared a line, no reader could parse the second."""
+    """After a cut record, the next one starts a new line. No reader could parse a shared line."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "4" * 50, "5" * 50, ""]
@@ -370,7 +373,7 @@ def test_log_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
 def test_log_lines_after_close_are_dropped(kind: str) -> None:
-    """Each write returns and raises no error."""
+    """After the log is closed, each write returns without an error."""
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
     os.close(writer)
@@ -384,7 +387,10 @@ def test_log_lines_after_close_are_dropped(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "all"])
 def test_log_lines_never_reach_a_socket_with_the_same_number(kind: str, own: bool) -> None:
-    """If user code closes standard error, the next connection gets its descriptor number."""
+    """Log lines never reach a socket.
+
+    If user code closes standard error, the next connection gets its descriptor number.
+    """
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
     if own:
@@ -421,7 +427,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def test_log_survives_a_closed_standard_error() -> None:
-    """The worker opens its own descriptor of the log before user code runs."""
+    """The worker opens its own descriptor of the log before user code runs, so the log survives."""
     reader, writer = os.pipe()
     logs.setup(role="supervisor", style="json", fd=writer)
     os.close(writer)
@@ -451,14 +457,14 @@ sink.write("4" * 50)
 
 
 def test_log_line_cut_by_another_process_loses_no_line(tmp_path: Path) -> None:
-    """The next process starts a new line, so its record is not part of the cut one."""
+    """The next process starts a new line, so its record does not become part of the cut one."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _SHARED_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "3" * 50, "4" * 50, ""]
 
 
 def test_first_log_line_after_a_cut_file_is_whole(tmp_path: Path) -> None:
-    """After a full disk, a restarted daemon starts a new line after a cut record."""
+    """After a full disk, a restarted daemon starts a new line after the record that was cut off."""
     path = tmp_path / "log"
     path.write_text("cut")
     for _ in range(2):
@@ -470,7 +476,10 @@ def test_first_log_line_after_a_cut_file_is_whole(tmp_path: Path) -> None:
 
 
 def test_interrupted_log_line_is_sent_whole() -> None:
-    """Otherwise, the rest of a long line could follow the line of another process."""
+    """An interrupted line is sent as a whole.
+
+    Otherwise, its rest could follow the line of another process.
+    """
     reader, writer = _endpoints("pipe")
     sink = Sink(writer)
     sink.write("1" * 6000)
@@ -495,7 +504,7 @@ def test_interrupted_log_line_is_sent_whole() -> None:
 
 
 def test_repeated_findings_are_logged_once_per_episode(pipe: tuple[int, int]) -> None:
-    """Even 50,000 directives take few lines. Only a changed value is logged again."""
+    """Even 50,000 directives take few lines. A value is logged again only if it changes."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     once = logs.Once("directive.ignored")
@@ -626,7 +635,7 @@ def _strings(node: ast.AST) -> set[str]:
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
-    """Return all calls, each with the last part of the called name."""
+    """Return all calls, each with the last part of the name that it calls."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
             called: Any = call.func
@@ -634,14 +643,14 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
 
 
 def _names(argument: ast.expr) -> set[str]:
-    """Return the literal strings that an argument can be."""
+    """Return the literal strings that an argument can have as its value."""
     if isinstance(argument, ast.IfExp):
         return _strings(argument.body) | _strings(argument.orelse)
     return _strings(argument)
 
 
 def _levels(argument: ast.expr) -> set[str]:
-    """Return the levels that an argument such as `logging.INFO` can be."""
+    """Return the levels that an argument such as `logging.INFO` can have as its value."""
     return {each.attr.lower() for each in ast.walk(argument) if _is_level(each)}
 
 
@@ -650,14 +659,14 @@ def _is_level(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 def _named_events(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Return the literal names passed to `event(…)`, `logs.event(…)` and `Episode(…)`."""
+    """Return the literal names that are passed to `event(…)`, `logs.event(…)` and `Episode(…)`."""
     for call, name in _calls(tree):
         for argument in call.args[: {"event": 1, "Episode": 2}.get(name, 0)]:
             yield from ((found, call.lineno) for found in _names(argument))
 
 
 class LoggedEvents:
-    """The levels and fields of events in the calls of `event`, as far as these are literal.
+    """The levels and fields of each event in the calls of `event`, as far as they are literal.
 
     An event is `complete` if no other code contains its name and no call unpacks fields.
     """
@@ -742,7 +751,7 @@ def test_registered_levels_and_fields_are_those_of_the_calls() -> None:
 
 def test_fields_in_the_meaning_of_an_event_are_registered() -> None:
     """A meaning names its fields, settings, commands and other events as code."""
-    settings = {"max_rss", "timeout"}  # also names of fields
+    settings = {"max_rss", "timeout"}  # these are names of fields as well
     fields = {field for found in logs.EVENTS.values() for field in found.fields} - settings
     wrong = [
         (name, word)

@@ -1,4 +1,4 @@
-"""The heartbeat of an event loop, and the stack of a blocked loop. A real loop, no server."""
+"""A real event loop has a heartbeat, and its stack is reported if it is blocked. No server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOP = f"""  File "{eventloop.__file__}", line 220 in _turn
 
 
 def stack(*frames: str) -> str:
-    """Return a stack in the format of faulthandler, the innermost frame first."""
+    """Return a stack in the format of faulthandler, which starts with the innermost frame."""
     lines = [f'  File "{each.split(":")[0]}", line {each.split(":")[1]} in f' for each in frames]
     return "\n".join(["Stack (most recent call first):", *lines, LOOP])
 
@@ -40,7 +40,7 @@ def stack(*frames: str) -> str:
     ],
 )
 def test_blocking_frame_is_the_innermost_user_frame(frames: list[str], found: Frame | None) -> None:
-    """Frames of the library and of streamqd are skipped. An installed application is named."""
+    """Frames of the library and of streamqd are skipped, but an installed application is named."""
     assert blocking_frame(stack(*frames)) == found
 
 

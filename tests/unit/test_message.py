@@ -1,4 +1,4 @@
-"""The message of a handler: decoded lazily, without trusting bookkeeping fields of a producer."""
+"""A handler's message is decoded lazily, and does not trust a producer's bookkeeping fields."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = st.sampled_from([b"payload", b"key", b"headers", b"x", b""])
 
 @given(st.lists(st.tuples(NAMES, NAMES | st.binary(max_size=3)), max_size=6))
 def test_duplicate_field_names_return_the_last_value(pairs: list[tuple[bytes, bytes]]):
-    """If a field occurs twice, each reader returns the last one."""
+    """If a field occurs twice, every reader returns the last one."""
     flat = [part for pair in pairs for part in pair]
     found = message(*flat)
     assert found.payload == dict(pairs).get(b"payload", b"")
@@ -59,7 +59,7 @@ def test_duplicate_field_names_return_the_last_value(pairs: list[tuple[bytes, by
 
 @pytest.mark.parametrize("topic", [b"..", b".", b".x", b"a/b", b""])
 def test_invalid_origin_topic_is_ignored(topic: bytes):
-    """Handlers may use the origin in file names."""
+    """An invalid origin is ignored, because handlers may use the origin in file names."""
     fields = (b"originalTopic", topic, b"originalId", b"1-1", b"originalPartition", b"0")
     assert message(b"payload", b"", *fields).origin == ("access", 3)
 

@@ -1,4 +1,4 @@
-"""The table of metrics, with a scoreboard and figures made by hand."""
+"""The table of metrics for a scoreboard and figures that the test makes by hand."""
 
 from __future__ import annotations
 
@@ -172,14 +172,17 @@ def test_metrics_include_group_gauges(view: MetricsView, metric: str, expected: 
 
 
 def test_metrics_include_a_spark_query_position(view: MetricsView) -> None:
-    """The metrics include the lag and the time of the last position. Unknown values are absent."""
+    """The metrics of a query include its lag and the time of its last position.
+
+    Unknown values are left out.
+    """
     labels = frozenset({("topic", "access"), ("partition", "3"), ("group", "spark:etl")})
     assert scrape(view)["streamqd_query_lag"] == {labels: 7.0}
     assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}
 
 
 def test_metrics_include_outbox_gauges(view: MetricsView) -> None:
-    """The age grows without a relay, because nothing else measures it."""
+    """The age of the oldest row grows even without a relay, because nothing else measures it."""
     shop = frozenset({("outbox", "shop")})
     for name, expected in [("rows", 3), ("oldest_age_seconds", 2.5), ("relay_up", 1),
                            ("sent_total", 40), ("dead_total", 1)]:  # fmt: skip
@@ -252,9 +255,9 @@ def test_histograms_merge_partitions_and_are_cumulative(
     view: MetricsView, board: Scoreboard, slot: WorkerSlot
 ) -> None:
     other = board.allot(Assignment("access", 4, "hits"))
-    slot.handle_histogram[0] = 2  # below every exposed bound
+    slot.handle_histogram[0] = 2  # shorter than every exposed bound
     slot.handle_histogram[10] = 5
-    slot.handle_histogram[33] = 1  # above every bound
+    slot.handle_histogram[33] = 1  # longer than every exposed bound
     slot.handle_histogram[34] = 1_500_000_000
     other.handle_histogram[10] = 3
     other.handle_histogram[34] = 500_000_000
@@ -274,7 +277,7 @@ def test_histograms_merge_partitions_and_are_cumulative(
 def test_delay_histogram_has_its_own_buckets(view: MetricsView, slot: WorkerSlot) -> None:
     slot.delay_histogram[0] = 4
     slot.delay_histogram[20] = 2
-    slot.delay_histogram[34] = 2_500  # sum of the delays in ms
+    slot.delay_histogram[34] = 2_500  # the sum of the delays in milliseconds
     buckets = scrape(view)["streamqd_delay_seconds_bucket"]
     by_bound = {float(dict(labels)["le"]): count for labels, count in buckets.items()}
     assert by_bound[DELAY_BUCKETS[0]] == by_bound[DELAY_BUCKETS[19]] == 4

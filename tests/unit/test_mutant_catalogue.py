@@ -1,4 +1,4 @@
-"""A fast check that the list of `make verify NAME=mutants` still fits the code."""
+"""The list of `make verify NAME=mutants` still fits the code. This check is fast."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class FakeChild:
     """The part of a child process that the supervisor uses."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()  # any process that psutil can measure
+        self.pid = os.getpid()  # the pid of any process that psutil can measure
         self.told: list[bytes] = []
         self.signals: list[int] = []
         self.killed = False
@@ -56,7 +56,7 @@ class FakeChild:
 
 
 class Scenario:
-    """One owned assignment with a ready worker that holds two messages and runs the first."""
+    """An assignment whose ready worker holds two messages and is running the first one."""
 
     def __init__(self, **consumer: object) -> None:
         board = Scoreboard(1)
@@ -77,18 +77,18 @@ class Scenario:
         self.holding.apply_reply(Reply("OK", list(rest)), time.monotonic())
 
     def begin(self, index: int, *, age: float) -> None:
-        """Mark an entry as running for `age` seconds."""
+        """Mark an entry as one that has been running for `age` seconds."""
         self.slot.run_seq += 1
         self.slot.states[index] = RUNNING
         self.slot.lanes[0], self.slot.lanes[1] = index, now_ns() - int(age * 1e9)
 
     def look(self, now: float | None = None) -> None:
-        """Observe the limits and apply the actions that they return."""
+        """Observe the limits, and apply the actions that they return."""
         at = time.monotonic() if now is None else now
         self.apply(self.limits.observe([self.holding], at, boot_timeout=60.0).actions)
 
     def apply(self, actions: Iterable[Action]) -> None:
-        """Apply the actions on processes and leases, as the supervisor does."""
+        """Apply the actions to processes and leases in the same way as the supervisor."""
         for action in merge(actions):
             if isinstance(action, KillWorker):
                 self.crew.kill(self.holding, action.reason, action.run_seq)
@@ -114,7 +114,7 @@ def test_run_over_its_hard_limit_is_killed_at_the_second_tick() -> None:
 
 
 def test_new_run_is_not_killed_for_the_previous_one() -> None:
-    """A run that starts between two observations is not killed for the age of the first."""
+    """A run that starts between two observations is not killed for the age of the previous run."""
     scenario = Scenario(hard_timeout=5.0)
     scenario.begin(0, age=6.0)
     scenario.look()
@@ -126,7 +126,7 @@ def test_new_run_is_not_killed_for_the_previous_one() -> None:
 
 @pytest.mark.parametrize("limit", ["timeout", "hard_timeout"])
 def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
-    """A reload changes the limits of the next worker. This one may be unable to interrupt a run."""
+    """A reload changes only the next worker's limits. This one may be unable to interrupt a run."""
     scenario = Scenario()
     scenario.holding.consumer = replace(scenario.holding.consumer, **{limit: 5.0})  # type: ignore[arg-type]
     scenario.begin(0, age=6.0)
@@ -143,7 +143,7 @@ def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
 
 
 def test_worker_between_two_long_runs_is_not_stuck() -> None:
-    """A worker reports progress once per batch, so a slow batch is not a stuck worker."""
+    """A worker reports progress once per batch, so it is not stuck during a slow batch."""
     scenario = Scenario()
     assert scenario.holding.worker is not None
     scenario.holding.worker.ready_at = now = 1_000.0
@@ -180,7 +180,7 @@ class DrainOf:
         self.drain.begin(30.0)
 
     def look(self, now: float | None = None) -> int | None:
-        """Make one tick and return the exit code, or None while a process or lease is left."""
+        """Make one tick. Return the exit code, or None as long as a process or lease is left."""
         at = time.monotonic() if now is None else now
         self.drain.observe([self.scenario.holding], at, ending=0)
         self.scenario.apply(self.drain.plan_actions([self.scenario.holding]))
@@ -209,7 +209,7 @@ def test_drain_finishes_the_running_message_and_releases() -> None:
     [
         ("BADVALUE", "releasing", EXIT_DRAINED),
         ("WRONGTYPE", "releasing", EXIT_DRAINED),
-        ("BADVALUE", "group", None),  # the release itself has not been refused
+        ("BADVALUE", "group", None),  # this refusal is not about the release itself
         ("OOM", "releasing", None),
         ("NOPERM", "releasing", None),
     ],
