@@ -104,7 +104,7 @@ def test_login_link_token_works_once(fleet, new_console):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_console_with_exit_code_0(fleet, new_console, number):
-    """The console stops even while a stream is open that would last for hours."""
+    """The console stops even if an open stream would last for hours."""
     console = new_console(fleet)
     client = Client(console.port)
     client.get(f"/?{console.link.partition('?')[2]}")
@@ -133,7 +133,7 @@ def test_bind_listens_only_on_the_given_address(fleet, new_console):
 
 
 def test_sigterm_after_the_first_line_stops_the_console(fleet, new_console):
-    """A signal between this line and the start of the server stops the console."""
+    """A signal is not lost if it arrives after the first line and before the server starts."""
     assert new_console(fleet).stop(signal.SIGTERM) == 0
 
 

@@ -336,7 +336,7 @@ def test_growth_continues_only_to_its_own_count(console, fleet):
 
 
 def test_admin_deletes_a_group_by_its_name(console, fleet):
-    """An admin deletes a group that is in no configuration. A daemon would recreate others."""
+    """An admin deletes a group that no configuration names. A daemon recreates the others."""
     count = topics.partition_count(fleet.store, TOPIC)
     for number in range(count):
         stream = fleet.store.keys.stream(TOPIC, number)

@@ -280,7 +280,7 @@ def test_export_is_complete_and_stops_with_its_download(console, tab, fleet):
 
 
 def test_group_page_names_the_cause_if_all_messages_die(console, tab, fleet):
-    """The page of a group names the cause if all messages die, so that there is no lag or retry."""
+    """The group's page names the cause even if all messages die and leave no lag or retry."""
     page = tab(console)
     page.goto(console.url)
     text = "of the runs of orders/0/bill fail, and the messages are dead-lettered"

@@ -157,7 +157,7 @@ def test_paused_page_sends_no_request(fleet, overview):
 
 
 def test_hidden_page_sends_no_request(fleet, overview):
-    """A hidden page sends nothing. A script hides it, as chromium without a screen cannot."""
+    """A hidden page sends nothing. A script hides it, because chromium has no screen here."""
     page = overview
     tell = (
         "value => { Object.defineProperty(document, 'hidden', {value, configurable: true});"

@@ -119,7 +119,7 @@ def test_lost_command_loses_or_repeats_no_message(
 def test_lost_eval_loses_or_repeats_no_message(
     new_runner: Callable[..., ScenarioRunner], scenario: Scenario, fault: Fault
 ):
-    """No message is lost or repeated if the server lacks a script and loses the call by source."""
+    """No message is lost or repeated if a script is missing and the call by source is lost."""
     runner = new_runner(scenario, scripts_loaded=False)
     assert [kind for kind in runner.kinds() if kind.startswith(BY_SOURCE)]
     print(runner.survive(fault), "commands were lost")

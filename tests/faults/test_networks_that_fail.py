@@ -32,7 +32,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 @pytest.mark.fault("F11")
 @pytest.mark.parametrize("direction", ["requests", "replies", "both"])
 def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy, direction: str):
-    """An isolated owner changes nothing, although its packets arrive after a takeover."""
+    """An isolated owner changes nothing if its packets arrive after another instance took over."""
     a = make(name="a", partitions=2, daemon=ALONE, code=GATED, redis_url=proxy.url)
     b = make(name="b", partitions=2, daemon={**ALONE, "state_dir": "b"}, code=GATED)
     with a:
@@ -116,6 +116,6 @@ def test_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: Fa
 def test_connection_cut_at_any_byte_costs_nothing(
     process_server: ProcessServer, link: Connection, keys: Keys, direction: str
 ):
-    """Half a command is not executed, and executed ones are found, wherever the cut falls."""
+    """The server ignores half a command, and clients find the effects of whole commands."""
     runner = ScenarioRunner(process_server, link, keys, one_at_a_time)
     print(runner.survive_cuts(direction, CUTS), "cuts, evenly over all bytes of a life")

@@ -29,7 +29,7 @@ TTL = 2.0
 
 @pytest.mark.fault("F7")
 def test_other_host_continues_after_a_host_and_server_loss(make: Make, fresh_server: ProcessServer):
-    """Another host runs inherited entries alone, under marks, after host and server died."""
+    """After a loss of host and server, another host runs inherited entries alone, under marks."""
     settings = {"lease_ttl": f"{TTL}s"}
     lost = make(name="lost", partitions=2, daemon=settings)
     heir = make(name="heir", partitions=2, daemon={**settings, "state_dir": "elsewhere"})
@@ -102,7 +102,7 @@ def test_stop_during_forks_leaves_no_process_and_no_lease(
 def test_recycling_during_many_signals_keeps_every_message(
     new_daemon: NewDaemon, chance: random.Random
 ):
-    """Messages survive frequent replacements of processes with signals every few milliseconds."""
+    """No message is lost while processes are replaced often and signals arrive every few ms."""
     daemon = new_daemon(partitions=2, consumer={"max_messages": 5})
     with daemon:
         connection = client_ids(daemon, "streamqd:supervisor")

@@ -134,7 +134,7 @@ LANES = {"concurrency": 3, "order": "none", "backoff": FAST, "max_crashes": 1, "
 def test_nonsense_reply_during_runs_charges_no_message(
     make: Make, proxy: FaultProxy, tmp_path: Path
 ):
-    """The worker exits while a handler is running, and the handler's message is not blamed."""
+    """A worker exits while a handler is running, but does not blame the handler's message."""
     gate = tmp_path / "gate"
     with make(daemon=SETTINGS, consumer=LANES, redis_url=proxy.url) as daemon:
         (slow,) = daemon.send([f"await {gate}"])
@@ -154,7 +154,7 @@ def test_nonsense_reply_during_runs_charges_no_message(
 def test_nonsense_reply_during_a_stop_charges_no_message(
     make: Make, proxy: FaultProxy, tmp_path: Path
 ):
-    """The stopping worker does not wait for its other handlers."""
+    """A worker that is stopping does not wait for its other handlers."""
     gates = [tmp_path / "first", tmp_path / "second"]
     with make(daemon=SETTINGS, consumer=LANES, redis_url=proxy.url) as daemon:
         for uid in daemon.send([f"await {gate}" for gate in gates]):
@@ -174,7 +174,7 @@ def test_nonsense_reply_during_a_stop_charges_no_message(
 def test_nonsense_housekeeper_reply_delays_one_partition(
     make: Make, proxy: FaultProxy, script: str, reply: bytes
 ):
-    """The housekeeper's task continues with the next partitions."""
+    """After a nonsense reply about one partition, the task continues with the next ones."""
     consumer = {"backoff": FAST, "max_attempts": 2}
     daemon = make(partitions=PARTITIONS, daemon=SETTINGS, consumer=consumer, redis_url=proxy.url)
     with daemon:

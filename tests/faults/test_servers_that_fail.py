@@ -156,7 +156,7 @@ def test_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: P
 
 @pytest.mark.fault("F14")
 def test_lost_file_tail_repeats_and_loses_only_its_content(make: Make, fresh_server: ProcessServer):
-    """After a power loss, the file ends at its last sync, and only later writes are lost."""
+    """After a power loss, the file ends at its last sync. Only later writes are lost."""
     folder, copy = fresh_server.folder, fresh_server.folder / "copy"
     files = ("appendonlydir", "appendonly.aof")
     with make(partitions=2, daemon={"lease_ttl": "2s"}) as daemon:

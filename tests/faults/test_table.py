@@ -151,7 +151,7 @@ def test_test_outcome_records_its_server(
     on_run: dict[str, str],
     elsewhere: dict[str, dict[str, str]],
 ):
-    """The TLS test starts another server than the run's, and another test starts no server."""
+    """A test counts for the server that it starts, or for the run's if it starts none."""
     for word in (RUN, "redis7"):
         require(find_binary, word)
     file = tmp_path / "outcomes.json"

@@ -375,7 +375,7 @@ def test_quarantined_row_keeps_its_headers(case: ParseCase) -> None:
 
 
 def test_time_patterns_are_in_utc_in_every_session(case: ParseCase) -> None:
-    """Times are read in UTC, even if the session's own zone skips an hour in summer."""
+    """Times are read in UTC, even if clocks in the session's zone skip the hour."""
     schema = "id int, at timestamp, day date, zoned date"
     times = ("at dd/MM/yyyy HH:mm", "day dd.MM.yyyy", "zoned yyyy-MM-dd HH:mm xxx")
     case.add(

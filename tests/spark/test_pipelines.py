@@ -173,7 +173,7 @@ def test_tier_options_ignore_case(
 def test_source_is_registered_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each table has its own source, which is registered once: Spark warns of repetition."""
+    """Each table has its own source, registered only once, because Spark warns of repetition."""
     from pyspark.sql.datasource import DataSourceRegistration
 
     register, made = DataSourceRegistration.register, list[str]()

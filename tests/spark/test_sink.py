@@ -169,7 +169,7 @@ def test_failed_batch_writes_nothing(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_query_start_removes_rows_of_a_killed_driver(shop: Shop, tmp_path: Path) -> None:
-    """A query that starts removes the staged rows of a killed driver, which had another run."""
+    """When a query starts, it removes the rows that a killed driver staged in an earlier run."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     shop.fill("access", 0, 1, 20)

@@ -57,7 +57,7 @@ def test_sql_reads_and_writes_a_table(shop: Shop) -> None:
 
 
 def test_sql_copies_rows_between_tables(shop: Shop) -> None:
-    """Inserted rows go to the right table, although all streamq tables have the same columns."""
+    """All streamq tables have the same columns, but inserted rows are not taken for the table."""
     shop.topic("here", 2)
     shop.topic("there", 2)
     shop.fill("here", 0, 1, 5)

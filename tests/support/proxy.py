@@ -51,7 +51,7 @@ class Fault(enum.Enum):
 class Trigger:
     """An armed fault.
 
-    `hit` is set once its command has come. `release` ends a fault of the kind HOLD_.
+    `hit` is set once its command has arrived. `release` ends a fault of the kind HOLD_.
     """
 
     fault: Fault
@@ -66,7 +66,7 @@ class Trigger:
         return self.happened.is_set()
 
     def wait(self, timeout: float = 10.0) -> None:
-        """Wait until the command has come."""
+        """Wait until the command has arrived."""
         assert self.happened.wait(timeout), f"{self.fault.name}: its command did not come"
 
     def release(self) -> None:

@@ -154,7 +154,7 @@ class ProcessServer(Server):
         os.sched_setscheduler(self.pid, os.SCHED_FIFO, os.sched_param(1))
 
     def start(self, *, wait: bool = True, **more: str) -> None:
-        """Start the process, and wait until it serves. `more` are settings for this start only."""
+        """Start the process, and wait until it serves. `more` holds settings for this start."""
         assert not self.running
         # The kernel ties the death signal to the thread that forks, and only the main thread never
         # exits.
