@@ -38,19 +38,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--acl",
         action="store_true",
-        help="let all that is tested work as the restricted users of etc/acl",
+        help="run the tested code as the restricted users of etc/acl",
     )
 
     parser.addoption(
         "--quick",
         action="store_true",
-        help="leave out slow tests, and make fewer examples of properties",
+        help="leave out slow tests, and run fewer examples of properties",
     )
 
     parser.addoption(
         "--slow",
         action="store_true",
-        help="run what --quick leaves out: slow tests, and properties with all their examples",
+        help="run only slow tests, and properties with all their examples",
     )
 
 

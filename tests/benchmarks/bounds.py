@@ -236,7 +236,7 @@ def wait_first_start(daemon: Daemon, after: float, numbers: set[int], not_by: se
         ]
         return min(times, default=0.0)
 
-    return wait_until(found, timeout=60.0, what=f"partition {numbers} goes on", every=0.005)
+    return wait_until(found, timeout=60.0, what=f"partition {numbers} continues", every=0.005)
 
 
 # --- loss -----------------------------------------------------------------------------------------

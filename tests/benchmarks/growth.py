@@ -79,7 +79,7 @@ def main() -> None:
         results["amounts"] = {kind: measure_kind(kind, options) for kind in KINDS}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written to {options.output}; `make bench NAME=growth-page` makes the page of it")
+    print(f"written to {options.output}; `make bench NAME=growth-page` writes its page")
 
 
 # --- assignments ----------------------------------------------------------------------------------

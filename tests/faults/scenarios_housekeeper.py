@@ -76,7 +76,7 @@ def run_housekeeper_tasks(context: ScenarioContext) -> None:
             keep_house(housekeeper)
         finally:
             housekeeper._store.connection.close()
-    assert slot.reclaim_requested, "the worker was told of foreign entries"
+    assert slot.reclaim_requested, "the worker is asked to reclaim foreign entries"
     summary = harness.keys.instance("default", "web-1")
     assert harness.do("PTTL", summary) > 0
     harness.do("DEL", summary)  # the summary contains times, which differ between runs

@@ -140,7 +140,7 @@ def wait_progress(daemon: Daemon, since: float, count: int = 10) -> None:
     """Wait until a number of messages have started after an instant."""
     daemon.wait_for(
         lambda: sum(each.at > since for each in daemon.ledger.records("start")) >= count,
-        what=f"{count} messages are begun",
+        what=f"{count} messages have started",
         timeout=60.0,
         every=0.01,
     )
@@ -197,8 +197,8 @@ def test_busy_partition_continues_within_three_seconds(
         check_within(BUSY_SECONDS, strike)
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
-        assert audit.repeated == {}, "its worker lives, and knows what it has handled"
-        assert daemon.pids() == workers, "no process of ours had to end"
+        assert audit.repeated == {}, "its worker still runs, and knows its finished messages"
+        assert daemon.pids() == workers, "none of our processes had to exit"
         assert daemon.stop() == 0
 
 

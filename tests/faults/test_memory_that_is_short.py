@@ -60,7 +60,7 @@ def test_old_oom_kill_explains_no_exit(counter: Path):
     assert not kills.explain(KILLED).out_of_memory
     counter.unlink()
     kills.count_kills(9.0)
-    assert not kills.explain(KILLED).out_of_memory, "without a count nobody knows"
+    assert not kills.explain(KILLED).out_of_memory, "the cause is unknown without a count"
 
 
 @pytest.mark.parametrize(

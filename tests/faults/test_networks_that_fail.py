@@ -72,7 +72,7 @@ def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy
                 for each in a.ledger.records("start")
                 if each.pid in workers and each.at >= taken
             ]
-            assert late == [], "it began a message when another had begun"
+            assert late == [], "the old owner started a message after the takeover"
             audit = b.ledger.audit(GROUP)
             assert (audit.lost, audit.unexpected) == ([], [])
             assert set(audit.repeated) == set(gated)

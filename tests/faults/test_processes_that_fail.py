@@ -120,7 +120,7 @@ def test_recycling_during_many_signals_keeps_every_message(
         assert daemon.events("worker.crashed") == daemon.events("redis.lost") == []
         for pid in daemon.pids().values():
             assert len(sockets(pid)) <= 3, "one to Redis, its control, no parent's"
-        daemon.wait_for(lambda: not zombies(daemon), what="everyone who has ended is buried")
+        daemon.wait_for(lambda: not zombies(daemon), what="all exited children are reaped")
         assert daemon.stop() == 0
 
 

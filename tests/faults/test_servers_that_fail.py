@@ -48,7 +48,7 @@ def test_clock_jump_loses_and_moves_nothing(make: Make, fresh_server: ProcessSer
         clock.jump_to(jump)
         jumped_at = time.monotonic()
         first.wait_for(
-            lambda: abs(seconds_ahead(first.link) - jump) < 60, what="the server takes notice"
+            lambda: abs(seconds_ahead(first.link) - jump) < 60, what="the server notices the jump"
         )
         wait_clock(first, jumped_at, 3 * TTL)
         later = first.send(["ok"] * 8)
@@ -146,7 +146,7 @@ def test_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: P
         # socket, it was executed after the pause and its answer was lost. In that case, no renewal
         # is late.
         late = sum(len(daemon.events("lease.renewed_late", mark)) for daemon, mark in marks.items())
-        print(f"told to be renewed late: {late} of 32 leases")
+        print(f"renewed late: {late} of 32 leases")
         assert first.ledger.audit(GROUP) == Audit()
         assert first.stop() == second.stop() == 0
 
@@ -193,7 +193,7 @@ def test_lost_file_tail_repeats_and_loses_only_its_content(make: Make, fresh_ser
 
         audit = daemon.ledger.audit(GROUP)
         assert audit.unexpected == []
-        assert set(audit.lost) <= set(tail), "only what was sent in the lost tail"
+        assert set(audit.lost) <= set(tail), "only messages of the lost tail"
         last = {
             uid: daemon.ledger.records_for(uid, "end")[0].at
             for uid in audit.repeated
@@ -225,7 +225,7 @@ def settle_after(daemon: Daemon, refuse: Callable[[], None], accept: Callable[[]
     wait_clock(daemon, refused_at, 2 * TTL)
     started = daemon.ledger.count("start")
     wait_clock(daemon, refused_at, 3 * TTL)
-    assert daemon.ledger.count("start") <= started + 1, "it goes on reading"
+    assert daemon.ledger.count("start") <= started + 1, "it continues to read"
     accept()
     daemon.wait_settled(40.0)
     daemon.send(["ok"] * 4)

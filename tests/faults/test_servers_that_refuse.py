@@ -57,7 +57,7 @@ class Loading(Refusal):
         self.link.execute("CONFIG", "SET", "rdbcompression", "no")
         self.link.execute("EVAL", FILLER, 0)
         self.link.execute("BGREWRITEAOF")
-        wait_until(self._rewritten, timeout=20.0, what="the file is written anew")
+        wait_until(self._rewritten, timeout=20.0, what="the file is rewritten")
         self.server.restart(wait=False, key_load_delay=str(self.delay))
 
     def _rewritten(self) -> bool:

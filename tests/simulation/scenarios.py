@@ -195,7 +195,7 @@ def server_pause(fleet: Fleet) -> Figures:
     fleet.run(2 * fleet.ttl + 4.0)
     figures = observer.wait_until_even(5 * fleet.ttl)
     fleet.lost_replies = 0.0
-    assert figures["acquired"] == figures["handed_over"] == 0, "nobody may lose anything"
+    assert figures["acquired"] == figures["handed_over"] == 0, "no instance may lose an assignment"
     late = fleet.server.late - late
     assert late >= len(fleet.assignments)
     return {"late_renewals": late} | figures

@@ -36,7 +36,7 @@ def test_fleet_settles_after_each_event(scope: Scope, seed: int) -> None:
     fleet = new_fleet(scope, seed)
     for name, scenario in SEQUENCE.items():
         print(f"{name}: {scenario(fleet)}")
-    assert fleet.stolen == 0, "a living instance that knew of no loss has lost something"
+    assert fleet.stolen == 0, "an instance lost a lease that it still trusted"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -96,7 +96,7 @@ def test_hot_and_cold_tiers_form_one_table(
     assert Counter((row.partition, row.id) for row in rows) == Counter(
         [*((0, f"{n}-0") for n in range(1, 7)), (1, "1-0")]
     )
-    assert begun.count() == 7, "what was planned before is still there"
+    assert begun.count() == 7, "the files of the earlier plan still exist"
     assert compact(settings, archive.root)[0][0].rows == 0
     table = archive.table("access")
     assert table is not None
@@ -458,7 +458,7 @@ def test_standing_query_shows_rows_and_changes(
     one = {"mode": "update", "checkpoint": tmp_path / "one"}
     assert ask(counts, **one) == [{"partition": 0, "n": 3}, {"partition": 1, "n": 1}]
     shop.fill("access", 1, 2, 3)
-    assert ask(counts, **one) == [{"partition": 1, "n": 3}], "only what has changed"
+    assert ask(counts, **one) == [{"partition": 1, "n": 3}], "only changed rows"
     with pytest.raises(
         RequestRefusedError, match="is the checkpoint of another query, whose mode is 'update'"
     ):

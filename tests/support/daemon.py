@@ -185,7 +185,7 @@ class Daemon:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor."""
-        assert self.running, f"it has ended with {self.wait(0)}\n{self.tail()}"
+        assert self.running, f"the daemon exited with {self.wait(0)}\n{self.tail()}"
         os.kill(self.pid, number)
 
     def wait(self, timeout: float = 20.0) -> int:
@@ -336,7 +336,7 @@ class Daemon:
             what=f"the event {name} {fields}",
         )
         found = self.events(name, after, **fields)
-        assert found, f"it ended without the event {name} {fields}\n{self.tail()}"
+        assert found, f"the daemon exited without the event {name} {fields}\n{self.tail()}"
         return found[0]
 
     def wait_for(

@@ -181,7 +181,9 @@ class Storm:
         def recycles() -> int:
             return len(self.daemon.events("worker.exited", how="exit code 5"))
 
-        self.daemon.wait_for(lambda: recycles() >= count - PARTITIONS, what="all have ended")
+        self.daemon.wait_for(
+            lambda: recycles() >= count - PARTITIONS, what="the workers have exited"
+        )
         return recycles()
 
     def sixth_medians(self, name: str) -> tuple[float, float]:

@@ -108,7 +108,7 @@ class HousekeeperTrial:
         daemon, scheduled = self.one, self.one.keys.delayed_sends(TOPIC, 0)
         daemon.wait_for(
             lambda: not daemon.link.execute("ZCARD", scheduled),
-            timeout=PATIENCE, what="what was scheduled is due",
+            timeout=PATIENCE, what="all delayed sends are promoted",
         )  # fmt: skip
         daemon.wait_settled(PATIENCE)
         texts = {each.uid: each.text for each in daemon.ledger.records("sent")}
@@ -152,9 +152,7 @@ def run_paused(housekeepers: list[HousekeeperTrial]) -> None:
     for housekeeper in housekeepers:
         # The worker must have no pending message, so that a pause costs nothing there either.
         housekeeper.send_last()
-        housekeeper.one.wait_for(
-            housekeeper.is_idle, timeout=PATIENCE, what="its worker has done what it can"
-        )
+        housekeeper.one.wait_for(housekeeper.is_idle, timeout=PATIENCE, what="its worker is idle")
         freeze(housekeeper.one)
         housekeeper.two.start()
     for housekeeper in housekeepers:

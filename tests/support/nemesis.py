@@ -130,7 +130,9 @@ class Nemesis:
         now = time.monotonic()
         for victim in self._victims:
             daemon = victim.daemon
-            assert victim.busy or daemon.running, f"it ended by itself\n{daemon.tail()}"
+            assert victim.busy or daemon.running, (
+                f"the daemon exited without a strike\n{daemon.tail()}"
+            )
         under_way, self._courses = self._courses, []
         for course, wait, since in under_way:
             if wait():

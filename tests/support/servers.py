@@ -240,7 +240,7 @@ class ProcessServer(Server):
 
     def _serves(self, probe: Connection) -> bool:
         if not self.running:
-            raise AssertionError(f"{self.binary} ended at start:\n{self.log()}")
+            raise AssertionError(f"{self.binary} exited while it started:\n{self.log()}")
         try:
             return bool(probe.execute("PING") == b"PONG")
         except (RedisUnavailableError, RedisResponseError):

@@ -121,7 +121,9 @@ class Terminal:
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {timeout:g} s: {what}\n{self.shown}")
             if not self._read(0.05) and self.code is not None and not condition():
-                raise AssertionError(f"it ended with {self.code} before: {what}\n{self.shown}")
+                raise AssertionError(
+                    f"the program exited with {self.code} before: {what}\n{self.shown}"
+                )
 
     def wait_text(self, text: str, timeout: float = 20.0) -> None:
         """Wait until the screen shows a text."""

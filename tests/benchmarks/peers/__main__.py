@@ -70,7 +70,7 @@ def main() -> int:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(*page.tables(results), sep="\n\n")
-    print(f"\nwritten to {options.output}; `make bench NAME=page` makes the page of it")
+    print(f"\nwritten to {options.output}; `make bench NAME=page` writes its page")
     return 0
 
 

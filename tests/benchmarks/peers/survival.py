@@ -105,7 +105,9 @@ class Trial(Stage):
         died_ns = self.died_ns()
         if died_ns is None:
             if time.monotonic() - self.began > KILL_SECONDS:
-                raise RuntimeError(f"{self.system.name}: nobody died, and: {self.read_output()}")
+                raise RuntimeError(
+                    f"{self.system.name}: no process died; its output: {self.read_output()}"
+                )
             return True
         if self.runs.stat().st_size != self.seen:
             runs = self.read_runs()
@@ -231,7 +233,7 @@ def main() -> int:
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written to {options.output}; `make bench NAME=page` makes the page of it")
+    print(f"written to {options.output}; `make bench NAME=page` writes its page")
     return 0
 
 
