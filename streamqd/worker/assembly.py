@@ -67,8 +67,8 @@ def assemble(
     check_form(consumer, hooks)
     hooks.show_loop(slot)
     keys = Keys(settings.keys.control, settings.keys.streams)
-    # With several lanes, use a second connection to settle, so that a waiting read never delays a
-    # settlement.
+    # If several messages run at a time, a message can finish while a read is waiting. Use a second
+    # connection to settle, so that the read does not delay the settlement.
     apart = consumer.lanes > 1
     settling = new_link(settings, lease.assignment, ":settle") if apart else link
     settler = Settler(settling, keys, lease, slot, ACK_DELAY_NS if apart else 0)

@@ -30,7 +30,7 @@ class BlockedPartition:
         return 0
 
     def may_run(self, entry: FetchedEntry) -> bool:
-        """Return True, after waiting until the message is due if it has failed before."""
+        """Return True. If the message has failed before, first wait until it is due again."""
         if entry.due_ns:
             self._wait(entry)
         return True

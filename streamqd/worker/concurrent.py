@@ -165,9 +165,9 @@ class ConcurrentExecutor:
         """The number of ready entries that start in this turn and therefore take no room.
 
         For example, suppose that 3 of 8 lanes are free, `prefetch_max` is 16, and 10 entries are
-        ready. Then 3 entries are startable and 7 wait, so `room()` allows 9 more. `room(4)` returns
-        0: if runs are slow, because each free lane already has an entry, and if they are quick,
-        because 7 entries are ready.
+        ready. Then 3 entries are startable and 7 have to wait, so `room()` returns 9 (16 - 7).
+        `room(4)` returns 0 for either of two reasons: if runs are slow, each free lane already has
+        an entry, and if they are quick, 7 entries will be ready, which is more than 4.
         """
         if self._ack_each or self._held is not None or not self._starts_together:
             return 0
@@ -198,8 +198,8 @@ class ConcurrentExecutor:
         """Return True if fewer than `count` entries are ready, and more will soon be needed.
 
         If the handler is quick, entries are fetched before a lane is free. If it is slow, entries
-        stay in the stream until a lane is free, so that another worker can fetch them. Entries
-        beyond the rate limit also stay there.
+        stay in the stream until a lane is free, so that another worker can fetch them. For the same
+        reason, no more entries are fetched than the rate limit allows to start within a second.
         """
         if self._held is not None:
             # Leave some lanes without a ready entry, for keys that become due.

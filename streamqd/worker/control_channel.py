@@ -58,7 +58,8 @@ class ControlChannel:
         self.slot = slot
         self.control = control
         self._before_pause = before_pause
-        self.before_wait: Callable[[], None] = lambda: None  # called often, and must be quick
+        # Called before each wait. It must be quick, because a worker waits often.
+        self.before_wait: Callable[[], None] = lambda: None
 
     def check(self, unstarted: int = 0) -> None:
         """Follow the current command: return, wait while paused, or raise Stop.

@@ -197,7 +197,7 @@ def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
     except (ValueError, TypeError, RecursionError):
-        # No supervisor wrote this record. Dead-letter the message anyway.
+        # The record is invalid, so no supervisor wrote it. Dead-letter the message anyway.
         found = {}
     fields = {
         name.encode(): str(found[name]).encode()

@@ -318,8 +318,8 @@ class HeldKeys:
 def report_full(waits: IdleReason, due_ns: float | None) -> None:
     """Publish in the slot that no entries are read before a held key is due at `due_ns`.
 
-    None withdraws this. Any other published reason for a wait is kept, because it delays held
-    entries too.
+    If `due_ns` is None, this state is withdrawn. If the slot already shows another reason for a
+    wait, that reason is kept, because it delays held entries too.
     """
     kind = waits.read().kind
     if due_ns is not None and kind is Wait.NOTHING:

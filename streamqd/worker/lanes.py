@@ -1,9 +1,9 @@
 """Lanes: run several messages of one partition at a time, in coroutines or threads.
 
 When the handler has finished, its lane writes the state byte of the entry and reports the entry.
-The main thread does everything else, because only it uses Redis. While the main thread determines
-the verdict on a failed entry, the entry is RUNNING again. Until then, it only waits, and no crash
-is charged to it.
+The main thread does everything else, because only it uses Redis. While it determines the verdict on
+a failed entry, the entry is RUNNING again. Between the end of the run and this step, the entry only
+waits, so no crash is charged to it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ class RateLimiter:
         self._since_ns = 0  # start of the current wait, 0 if there is none
 
     def _use(self, partitions: int) -> None:
-        """Compute the rate of this partition, an equal share if `rate_per` is "group"."""
+        """Compute the rate of this partition.
+
+        If `rate_per` is "group", the partitions share the rate of the group equally.
+        """
         self._partitions = partitions
         per_second = self._consumer.rate_per_second(partitions)
         least = max(self._burst_min, int(per_second * BURST_SECONDS))
@@ -65,7 +68,7 @@ class RateLimiter:
     def held_ns(self, now: int, runs: int = 1) -> int:
         """Return the number of nanoseconds until this many runs may start, 0 for now.
 
-        A wait is published in the slot.
+        If they have to wait, this is published in the slot.
         """
         if self._slot.partitions != self._partitions:  # the topic has grown
             self._use(self._slot.partitions)

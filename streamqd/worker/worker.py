@@ -197,7 +197,10 @@ class WorkerLoop:
         return ExitCode.FENCED
 
     def _attach(self) -> None:
-        """Run the pending entries, and watch the fence. Called first on each new connection."""
+        """Run the pending entries, and watch the fence.
+
+        This must be the first use of each new connection.
+        """
         self._listed = False
         self.reader.poll.abandon()
         self._recovery.run_all()
@@ -210,8 +213,8 @@ class WorkerLoop:
     def _serve(self) -> None:
         """Read, run and settle messages in a loop.
 
-        The comments name the call in which the state of a message changes. In the serial executor,
-        runs start and finish within `Executor.start`.
+        Each comment shows the state that messages reach in that line. In the serial executor, runs
+        start and finish within `Executor.start`.
         """
         turns = self._turns
         empty = False  # True if the last read returned no entry
@@ -249,7 +252,10 @@ class WorkerLoop:
         return None
 
     def _reads_ahead(self, empty: bool) -> bool:
-        """Return True if the next read is sent first, so that entries start while Redis answers."""
+        """Return True if the next read is sent before entries start.
+
+        The entries then start while Redis answers the read, which saves time.
+        """
         if empty or self._turns.verdicts.released or self._reclaim.is_requested:
             return False
         return bool(
