@@ -1,4 +1,7 @@
-"""Find exposures to others through the network, the HTTP endpoints, and files that name code."""
+"""Find settings that let other users or hosts read data or run code.
+
+These are connections without TLS, public HTTP endpoints, and code files that any user may write.
+"""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _consumers(
 
 
 def _names(raw: object) -> tuple[str, str]:
-    """Return the topic and the group of a raw table, or two empty strings unless both are valid."""
+    """Return the topic and the group of a raw table, or two empty strings if one is invalid."""
     if isinstance(raw, Mapping):
         names = raw.get("topic"), raw.get("group")
         topic, group = (each if isinstance(each, str) else "" for each in names)
@@ -272,7 +272,7 @@ def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
 def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule | None:
     """Read one table of a schedule.
 
-    Unless it is a table with a valid name and topic, add a problem at its path and return None.
+    If it is not a table, or if its name or topic is invalid, record the problems and return None.
     """
     if isinstance(raw, Mapping) and isinstance(raw.get("at"), datetime):
         raw = {**raw, "at": raw["at"].isoformat()}  # TOML allows a date-time without quotes
@@ -300,7 +300,7 @@ def _outboxes(raw: object, reader: TableReader) -> tuple[OutboxSettings, ...]:
 def _outbox(raw: object, path: wording.Path, reader: TableReader) -> OutboxSettings:
     """Read one table of an outbox.
 
-    Unless it has a valid name and database, add problems at its path and return an empty outbox.
+    If its name or database is missing or invalid, record the problems and return an empty outbox.
     """
     given = reader.settings(OutboxSettings, raw, path)
     for name in ("name", "database"):

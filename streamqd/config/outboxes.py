@@ -171,7 +171,7 @@ def split(url: str) -> tuple[str, SplitResult]:
 
 
 def absolute_url(url: str, base_dir: Path) -> str:
-    """Return the URL. A relative path of an SQLite file is taken as relative to `base_dir`."""
+    """Return the URL. If it names an SQLite file by a relative path, prepend `base_dir`."""
     scheme, separator, rest = url.partition(":///")
     if SCHEMES.get(scheme.partition("+")[0].lower()) != "sqlite" or not rest.strip("/"):
         return url
@@ -210,7 +210,8 @@ def check_outbox(
 ) -> None:
     """Add the problems of one outbox, except for problems of its files.
 
-    A variable may be missing, because producers and commands also read the file of the daemon.
+    A variable in the database URL need not be set, because producers and commands also read the
+    daemon's configuration, and may run without this variable.
     """
     here = (*path, "database")
     missing = [name for name in _VARIABLE.findall(outbox.database) if not environ.get(name)]

@@ -23,8 +23,8 @@ class Problems:
         # Maps the path of each value that is not from the file to its source. Sentences about the
         # value mention the source.
         self.origins: dict[Path, str] = {}
-        # Maps the path of each unnamed table to its subject and its place in the file. Sentences
-        # about the table end with them.
+        # Path of a table in a list -> its name and its place in the file. They are appended to
+        # sentences about the table, because a path such as consumers[3] is hard to find.
         self.places: dict[Path, str] = {}
         self._bad: set[Path] = set()
 

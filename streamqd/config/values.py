@@ -76,7 +76,7 @@ def _duration_of_text(text: str) -> float:
 
 
 def parse_instant(text: str) -> float:
-    """Parse an ISO 8601 date or time, and return unix seconds. Without an offset, it is in UTC."""
+    """Parse an ISO 8601 date or time, and return unix seconds. If it has no offset, UTC is used."""
     found = datetime.fromisoformat(text.strip())
     try:
         return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
