@@ -58,7 +58,8 @@ MESSAGE_BYTES_MAX = 512  # longest message from the supervisor
 SPANS_SECONDS = 1.0  # longest time for which an export of spans delays the exit
 SUMMARY_LIFE = 10.0  # seconds until a summary expires, which is five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
-# Refusals that concern the whole server for a time, and not a single key or only writes.
+# Refusals which mean that the whole server is unavailable for a time. Other refusals affect only a
+# single key, or only writes.
 _AWAY = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 

@@ -36,7 +36,8 @@ class HistoryWriter:
 
     Each entry covers the time since the previous one, and the first entry covers the time since the
     start of this process. The time between two housekeepers is therefore missing. Messages written
-    to a partition count from its first measurement on, until its last one if it is released.
+    to a partition are counted from the first measurement of that partition. If the partition is
+    released, they are counted up to its last measurement.
     """
 
     def __init__(

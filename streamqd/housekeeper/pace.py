@@ -18,13 +18,16 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
 
 TREND_SECONDS = 20.0  # time constant of a trend, which is an exponential average
-DRIFT_LOOKS = 7  # number of checks from whose changes a drift takes the median
+DRIFT_LOOKS = 7  # number of checks, from whose differences a drift computes the median change
 LATENCY_SECONDS = 60.0
 QUIET = 0.01  # decayed number of runs below which no durations are reported
 
 
 class Trend:
-    """The smoothed change per second of some numbers. It is None before the second check."""
+    """The smoothed change per second of some numbers.
+
+    The change of a number is unknown until the number was observed twice.
+    """
 
     def __init__(self, seconds: float = TREND_SECONDS) -> None:
         self._seconds = seconds
@@ -55,8 +58,8 @@ class Trend:
 class Drift:
     """The typical change per second of some numbers, which is the median of the last changes.
 
-    The median ignores a single burst, which would raise an average for a long time. It is None
-    before the third check, because a single change may be a burst.
+    The median ignores a single burst, which would raise an average for a long time. A change is
+    unknown before the third observation, because the change between the first two may be a burst.
     """
 
     def __init__(self, looks: int = DRIFT_LOOKS) -> None:

@@ -46,8 +46,9 @@ class Promoter(Generic[Target]):
     target, no call is made until the figures, which are measured every three seconds, show waiting
     messages.
 
-    Only a check examines all targets. Between two checks, only targets whose messages are due
-    before the next check are examined, so a busy target causes no work for the others.
+    All targets are examined only in a check, which takes place every `check_interval` seconds and
+    after each measurement. Between two checks, only targets whose messages are due before the next
+    check are examined, so a busy target causes no work for the others.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Promoter(Generic[Target]):
 
         `call` builds the call that moves a target's due messages, and `moved` records how many it
         has moved. `measured` returns the target's next due time from the view. `check_interval` is
-        in seconds.
+        the number of seconds between two checks.
         """
         self._store = store
         self._view = view

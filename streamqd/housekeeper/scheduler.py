@@ -1,6 +1,7 @@
 """The housekeeper's tasks for schedules: declare this instance's schedules, and fire due ones.
 
-Firing starts only after this instance has declared its schedules, so that none looks orphaned.
+Firing starts only after this instance has declared its schedules. Otherwise, a schedule that no
+instance has declared for a while would look orphaned and would not fire.
 """
 
 from __future__ import annotations

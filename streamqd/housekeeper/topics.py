@@ -16,9 +16,10 @@ TOPICS_MAX = 128  # largest number of topics that are read at a time
 
 
 class Topics:
-    """The effective settings of topics, for which the registered ones are read periodically.
+    """The effective settings of topics.
 
-    A bounded number of topics is read at a time.
+    They depend on the settings registered in Redis, which are read again periodically, for a
+    bounded number of topics at a time.
     """
 
     def __init__(self, store: Store, stated: Mapping[str, Topic]) -> None:
