@@ -557,7 +557,7 @@ def outbox_publish_late(harness: Harness) -> Call:
 
 
 def pipeline_lease_acquire(harness: Harness) -> Call:
-    """The key could also be extended, but without a lease there is nothing to break."""
+    """The lease is held and extended, because a free one has no key that a test could break."""
     harness.link.run(
         archives.acquire_lease(harness.keys, harness.assignment.topic, "archive", "t1", TTL)
     )

@@ -1,7 +1,7 @@
 """Take the pictures of the web console, light and dark: a part of `make docs NAME=shots`.
 
-A daemon works on four topics, and most messages of one group fail. The hour before is written into
-the history, so that the trends are drawn.
+A daemon works on four topics, and most messages of one group fail. The previous hour is written
+into the history, so that the console can draw trends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MEASURED = {(topic, group): 4 for topic, group, _ in GROUPS}
 
 
 def write_past_hour(daemon: Daemon) -> None:
-    """Write the last hour of each group: a wave, with some chance in it."""
+    """Write the last hour of each group as a wave with some random variation."""
     chance, now = random.Random(1), time.time_ns() // 1_000_000
     key = daemon.store.keys.history("default")
     for minute in range(now // MINUTE_MS - 60, now // MINUTE_MS):
@@ -75,7 +75,7 @@ def write_past_hour(daemon: Daemon) -> None:
 
 
 def configure(daemon: Daemon) -> None:
-    """Give the daemon the topics and groups."""
+    """Configure the daemon with the topics and groups."""
     topics = {topic: {"partitions": 4} for topic, _, _ in GROUPS}
     consumers = [
         {"topic": topic, "group": group, "handler": HANDLERS.get(group, "work:handle"),
@@ -86,7 +86,7 @@ def configure(daemon: Daemon) -> None:
 
 
 def send(producer: Producer) -> None:
-    """Send some messages to each topic. Most payments fail."""
+    """Send some messages to each topic. Most of the payments fail."""
     payments = ["paid", "refused", "refused", "declined"]
     for topic in dict.fromkeys(topic for topic, _, _ in GROUPS):
         for number in range(20):
@@ -95,7 +95,7 @@ def send(producer: Producer) -> None:
 
 
 def shoot(url: str, producer: Producer, images: Path) -> None:
-    """Take the overview in both schemes, after the figures are there, and the dead letters."""
+    """Take the overview in both color schemes, once its figures are there, and the dead letters."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -125,7 +125,7 @@ def main(images: Path) -> None:
     if not CHROMIUM.exists():
         print("skipped, chromium is not installed: console-*.png")
         return
-    if (second := time.time() % 60) > 20:  # the trends shall not have a minute of this run
+    if (second := time.time() % 60) > 20:  # so that the trends contain no minute of this run
         time.sleep(60 - second)
     server = servers.start("valkey", tcp=True)
     try:

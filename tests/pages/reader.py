@@ -37,7 +37,7 @@ from typing import Self
 from tests.pages.shell import Terminal, matches, matches_line, non_empty_lines
 
 FIRST = "first"
-ID = re.compile(r"\d+:\d{13}-\d+")  # of a dead letter
+ID = re.compile(r"\d+:\d{13}-\d+")  # ID of a dead letter
 KEYS = {"Ctrl-C": "\x03", "Ctrl-D": "\x04"}
 FENCE = re.compile(r"^```(\S*)[ ]*([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^# ([\w./-]+\.\w+)$")
@@ -45,7 +45,7 @@ FILE = re.compile(r"^# ([\w./-]+\.\w+)$")
 
 @dataclass(frozen=True)
 class Fence:
-    """One code block of a page. `line` is its first line."""
+    """One code block of a page. `line` is the number of its first line."""
 
     language: str
     words: list[str]
@@ -55,7 +55,7 @@ class Fence:
 
     @property
     def file(self) -> str:
-        """The name of the file that the block contains, or ''."""
+        """The name of the file that the block contains, or '' if it contains none."""
         named = FILE.match(self.text.partition("\n")[0])
         return self.options.get("file") or (named[1] if named else "")
 
@@ -72,20 +72,20 @@ def fences(page: Path) -> Iterator[Fence]:
 
 
 class Reader:
-    """Works through a page in its own folder, which is also the home of its terminals."""
+    """Works through a page in its own directory, which is also the home of its terminals."""
 
     def __init__(
         self,
         home: Path,
         env: Mapping[str, str],
         replaced: Mapping[str, str],
-        patience: float = 30.0,  # seconds for each wait
+        patience: float = 30.0,  # seconds that each wait may take
     ) -> None:
         self._home, self._replaced, self._patience = home, dict(replaced), patience
-        self.env = {**env, "HOME": str(home)}  # of terminals opened from now on
+        self.env = {**env, "HOME": str(home)}  # for terminals that are opened from now on
         self._terminals: dict[str, Terminal] = {}
         self._last = FIRST
-        self.done = 0  # number of executed blocks
+        self.done = 0  # number of blocks executed so far
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +95,7 @@ class Reader:
             each.close()
 
     def work_through(self, page: Path) -> None:
-        """Follow the page. Fail where the result differs."""
+        """Follow the page. Fails if a result differs from what the page shows."""
         for fence in fences(page):
             try:
                 self.obey(fence)
@@ -128,13 +128,13 @@ class Reader:
         self.done += 1
 
     def mine(self, text: str) -> str:
-        """Return a text of a page with the paths and addresses of this machine."""
+        """Return text from a page, with the paths and addresses of this machine."""
         for old, new in self._replaced.items():
             text = text.replace(old, new)
         return text
 
     def terminal(self, name: str) -> Terminal:
-        """Return the terminal with this name. A new one opens in the folder of the first."""
+        """Return the terminal with this name. A new one opens in the directory of the first."""
         if name not in self._terminals:
             folder = self._terminals[FIRST].folder if self._terminals else self._home
             self._terminals[name] = Terminal(folder, self.env, self._patience)

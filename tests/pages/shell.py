@@ -1,4 +1,4 @@
-"""A terminal in which a test types, and the comparison of its output with the expected lines."""
+"""A terminal that a test types into, and the comparison of its output with the expected lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 PROMPT = re.compile(r"<done (\d+)>\n")
-# Patterns that differ between runs, and their replacements. The order matters.
+# Patterns that differ from run to run, and their replacements. They are applied in this order.
 VOLATILE = (
     (re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), ""),
     (re.compile(r"\b\d{13}(-\d+)?\b"), "<id>"),
@@ -28,7 +28,7 @@ VOLATILE = (
 
 
 def normalize_line(line: str) -> str:
-    """Return a line as it finally stands on the screen, without parts that differ between runs."""
+    """Return a line as it finally appears on the screen, without parts that differ between runs."""
     line = line.rstrip("\r").rpartition("\r")[2]
     for pattern, word in VOLATILE:
         line = pattern.sub(word, line)
@@ -36,12 +36,12 @@ def normalize_line(line: str) -> str:
 
 
 def non_empty_lines(text: str) -> list[str]:
-    """Return the lines of a text that are not empty."""
+    """Return the lines of a text, but not the empty ones."""
     return [line for line in text.split("\n") if normalize_line(line)]
 
 
 def matches(expected: list[str], printed: list[str]) -> bool:
-    """Return True if lines match those of a page."""
+    """Return True if the printed lines match the lines of a page."""
     if not expected:
         return not printed
     if expected[0].strip() == "…":
@@ -54,13 +54,13 @@ def matches(expected: list[str], printed: list[str]) -> bool:
 
 
 def matches_line(expected: str, printed: str) -> bool:
-    """Return True if a line matches the line of a page."""
+    """Return True if a printed line matches a line of a page."""
     parts = (re.escape(normalize_line(part)) for part in expected.split("…"))
     return re.fullmatch(r"\s*.*?\s*".join(parts), normalize_line(printed)) is not None
 
 
 class Terminal:
-    """One bash in its own terminal."""
+    """A bash in a terminal of its own."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], patience: float) -> None:
         self._patience = patience
@@ -77,13 +77,13 @@ class Terminal:
         )
         os.close(slave)
         self._said = ""
-        self._from = 0  # output before this position belongs to earlier commands
+        self._from = 0  # the output before this position belongs to earlier commands
         self.runs = True
         self.ended()
 
     @property
     def folder(self) -> Path:
-        """The current folder of the shell."""
+        """The shell's current directory."""
         return Path(f"/proc/{self._bash.pid}/cwd").readlink()
 
     @property
@@ -92,17 +92,17 @@ class Terminal:
         return self._said[self._from :]
 
     def run(self, command: str, answer: str = "") -> int:
-        """Type a command and its answers. Wait for its exit and return its exit code."""
+        """Type a command and its answers, and wait until it exits. Return its exit code."""
         self.type(command + "\n" + (answer + "\n" if answer else ""))
         return self.ended()
 
     def type(self, text: str) -> None:
-        """Press keys."""
+        """Type text, as if keys were pressed."""
         self.runs = True
         os.write(self._master, text.encode())
 
     def ended(self) -> int:
-        """Wait until the command exits, remove the prompt, and return the exit code."""
+        """Wait until the command exits, and remove the prompt. Return the exit code."""
         self.wait(lambda: PROMPT.search(self.new), "a command ends")
         found = PROMPT.search(self._said, self._from)
         assert found is not None
@@ -111,7 +111,7 @@ class Terminal:
         return int(found[1])
 
     def take(self, expected: list[str]) -> None:
-        """Wait for lines like these, and drop the output before the last of them."""
+        """Wait for lines like these, and drop all output before the last of them."""
 
         def places() -> list[int]:
             lines, found = self.new.split("\n")[:-1], list[int]()
@@ -126,7 +126,7 @@ class Terminal:
         self._from += len("\n".join(self.new.split("\n")[: max(places()) + 1])) + 1
 
     def forget(self) -> None:
-        """Drop the output so far from `new`."""
+        """Drop the output so far, so that `new` starts empty."""
         self._read(0.0)
         self._from = len(self._said)
 
@@ -144,7 +144,7 @@ class Terminal:
             seconds = 0.0
 
     def close(self) -> None:
-        """Stop the shell and its processes, if necessary with SIGKILL."""
+        """Stop the shell and its processes. Those that do not exit are killed with SIGKILL."""
         family = [psutil.Process(self._bash.pid)]
         family += family[0].children(recursive=True)
         for each in reversed(family):

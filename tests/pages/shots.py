@@ -36,7 +36,7 @@ COLUMNS, LINES = 80, 24
 
 
 def run(*command: str | Path, **env: str) -> str:
-    """Run a command and return its output."""
+    """Run a command. Return its output."""
     words = [str(word) for word in command]
     whole = dict(os.environ) | env
     return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE, env=whole).stdout
@@ -67,7 +67,8 @@ def shoot_top(daemon: Daemon, picture: Path) -> None:
     paper = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
     paper.print(Text.from_ansi(screen))
     drawn = paper.export_svg(title="streamqd top", unique_id="top")
-    # By default, the drawing fetches its font from the network. Use a font of the reader.
+    # The drawing would fetch its font from the network by default. It uses a font of the reader
+    # instead.
     drawn = re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
     picture.write_text(drawn.replace("Fira Code", "DejaVu Sans Mono"))
 
@@ -83,7 +84,7 @@ def shoot_page(url: str, picture: Path, size: str) -> None:
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              f"--user-data-dir={profile}", f"--window-size={size}", f"--screenshot={picture}", url],
             check=True,
-            stderr=subprocess.DEVNULL,  # complaints about a missing desktop
+            stderr=subprocess.DEVNULL,  # hides complaints about a missing desktop
             timeout=120,
         )  # fmt: skip
 
@@ -100,7 +101,7 @@ def shoot_report(daemon: Daemon, picture: Path) -> None:
 
 @contextmanager
 def run_busy_daemon() -> Iterator[Daemon]:
-    """Run a daemon with some failures and a hanging handler."""
+    """Run a daemon that has some failures, and a handler that hangs."""
     server = servers.start("valkey", tcp=True)
     done = threading.Event()
     with tempfile.TemporaryDirectory() as folder:

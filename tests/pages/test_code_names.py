@@ -1,4 +1,4 @@
-"""The names of code on the pages about the source exist: files, modules, classes, members."""
+"""Names of code on the pages about the source exist: files, modules, classes and members."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
             case ast.arg():
                 yield node.arg
             case ast.Constant(value=str(text)):
-                yield text  # such as the name of a field in Redis
+                yield text  # for example, a name of a field in Redis
 
 
 def _members(owner: ast.ClassDef) -> Iterator[str]:
@@ -121,9 +121,9 @@ def test_every_code_name_on_a_page_exists(source: Source) -> None:
     ("span", "exists"),
     [
         ("WorkerLoop._serve", True),
-        ("ByKey.waiting", True),  # of its base class, or an own attribute
+        ("ByKey.waiting", True),  # a member of its base class, or its own attribute
         ("WorkerLoop.serve_for_ever", False),
-        ("WorkerLoop.ahead", False),  # a local variable of its methods
+        ("WorkerLoop.ahead", False),  # only a local variable of its methods
         ("settlement.decide", True),
         ("settlement.decline", False),
         ("supervisor/plan.py", True),

@@ -1,4 +1,4 @@
-"""The pages about OpenTelemetry and Sentry name the variables and attributes that exist."""
+"""The pages about OpenTelemetry and Sentry name only variables and attributes that exist."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ def make_reader(
     replaced: Mapping[str, str] = MappingProxyType({}),
     python: str = sys.executable,
 ) -> Reader:
-    """A reader who has installed streamqd and has a clone in ~/streamqd."""
+    """Return a reader who has installed streamqd and has cloned it to ~/streamqd."""
     foreign = ("STREAMQ", "PYTHON", "COLUMNS", "LINES")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
-    port = str(free_port())  # the default port may be in use by a daemon of another test
+    port = str(free_port())  # because a daemon of another test may be using the default port
     kept["STREAMQ_HTTP__BIND"] = f"127.0.0.1:{port}"
     console = str(free_port())
     kept["STREAMQ_CONSOLE__BIND"] = f"127.0.0.1:{console}"
@@ -62,7 +62,7 @@ def test_tutorial_works_as_shown(reader: Reader, page: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", GUIDES)
 def test_project_of_a_framework_sends_and_handles(state_dir: Path, framework: str) -> None:
-    """The pages for web frameworks, typed from an empty folder. Django's is for Django 6."""
+    """The pages for web frameworks work from an empty directory. Django's is for Django 6."""
     python = django_environment.interpreter() if framework == "django" else sys.executable
     with make_reader(state_dir, python=str(python)) as reader:
         reader.work_through(GUIDES[framework])
@@ -75,7 +75,7 @@ def test_readme_works_as_shown(reader: Reader) -> None:
 
     reader.work_through(README)
 
-    assert reader.done >= 4  # the handler, its configuration, and both terminals
+    assert reader.done >= 4  # the handler, its configuration, and the two terminals
     questions = QUESTION.findall(README.read_text())
     assert len(questions) > 5
     for question in questions:
@@ -84,7 +84,7 @@ def test_readme_works_as_shown(reader: Reader) -> None:
 
 
 def test_handler_of_the_readme_works(state_dir: Path, reader: Reader) -> None:
-    """The handler gets lines of a real log, from a file."""
+    """The handler of the README gets the lines of a real log from a file."""
     reader.obey(Fence("sh", [FIRST], {}, "streamqd init project && cd project\n", 0))
     for fence in fences(README):
         if fence.file:

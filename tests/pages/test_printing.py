@@ -1,7 +1,7 @@
-"""The output of an example about a message cannot pass for a log line.
+"""What an example prints about a message cannot be taken for a log line.
 
-The standard output of a handler is passed on unchanged. A copied example must not let senders write
-to the terminal and the journal.
+The standard output of a handler is passed on unchanged. If readers copy an example, it must not
+allow senders to write to the terminal and the journal.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SOURCES = {
         if "@handler" in path.read_text()
     },
 }
-# These import other files of their page, so they are parsed and not run.
+# These examples import other files of their page, so they are parsed but not run.
 PARTS = {
     place: code
     for place, code in SOURCES.items()
@@ -71,7 +71,10 @@ def functions(code: str, place: str) -> list[Callable[..., Any]]:
 def test_examples_print_messages_as_one_line(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copied example lets senders forge lines of the log."""
+    """Each example prints a message as one line.
+
+    If an example did not, its copies would allow senders to forge lines of the log.
+    """
     declared: list[dict[str, Any]] = []
     for module in (handlers, declaration):
         monkeypatch.setattr(module, "declared", declared)
@@ -88,7 +91,7 @@ def test_examples_print_messages_as_one_line(
 
 @pytest.mark.parametrize("place", PARTS)
 def test_project_files_print_text_as_repr(place: str) -> None:
-    """Such a program may print only numbers without repr."""
+    """A program in a project may print text only with repr, but numbers without it."""
     calls = (node for node in ast.walk(ast.parse(PARTS[place])) if isinstance(node, ast.Call))
     for call in calls:
         if ast.unparse(call.func) == "print":

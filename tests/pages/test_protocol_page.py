@@ -1,4 +1,4 @@
-"""The page about the model describes the current model."""
+"""The page about the protocol model describes the current model."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.pages.test_pages import README, ROOT, TUTORIALS, make_reader
 
 DOCS = ROOT / "docs"
 IMAGES = DOCS / "images"
-BYTES_MAX = 150_000  # per picture, because it stays in the history for good
+BYTES_MAX = 150_000  # bytes per picture, which stays in the history forever
 
 TRUE = r"""\
 ```sh

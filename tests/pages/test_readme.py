@@ -69,7 +69,7 @@ def headings(path: Path) -> list[str]:
 
 
 def strip_comments(fence: Fence) -> object:
-    """Return a block without comments, and in Python also without strings."""
+    """Return a block without its comments and, if it is Python, without its strings."""
     if fence.language == "python":
         tree = ast.parse(fence.text)
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
@@ -115,7 +115,7 @@ def test_both_readmes_have_the_same_tables() -> None:
 
 @pytest.mark.parametrize("path", excerpt.PAGES, ids=str)
 def test_readme_has_the_measured_figures(path: Path) -> None:
-    """Fix it with `make bench NAME=page`."""
+    """The README has the measured figures. If not, run `make bench NAME=page`."""
     text = (ROOT / path).read_text()
 
     wanted = excerpt.expected_figures(path, page.read(page.RESULTS), page.read(page.SURVIVAL))
@@ -123,7 +123,7 @@ def test_readme_has_the_measured_figures(path: Path) -> None:
 
 
 def test_comparison_page_is_current() -> None:
-    """Fix it with `make bench NAME=page`."""
+    """The comparison page is up to date. If not, run `make bench NAME=page`."""
     results = page.read(page.RESULTS)
     if results is None:
         assert not page.PAGE.exists()
@@ -153,7 +153,7 @@ def test_figures_show_the_range_next_to_each_median() -> None:
     text = page.text(RESULTS)
 
     row = "| streamqd (1.2) | 1,234 (1 to 4,321) | 1,234 (1 to 4,321) | 1,234 (1 to 4,321) |"
-    assert row in text  # memory
+    assert row in text  # the row about memory
     for _, title, _ in page.COLUMNS:
         assert f"| {title} |" in text
 
@@ -206,7 +206,7 @@ def test_comparison_page_names_each_tuning_and_its_sources() -> None:
 
 
 def test_page_accepts_results_without_recorded_settings() -> None:
-    """A result without a limit, as `--only celery` writes it."""
+    """The page accepts a result without a limit, as written by `--only celery`."""
     about = {key: value for key, value in RESULTS["systems"]["huey"].items() if key != "tuning"}
     old = RESULTS | {"systems": {"huey": about}}
 

@@ -1,6 +1,7 @@
 """Everything that pages quote exists: commands, options, settings, API names, metrics, log events.
 
-test_pages.py types the README and the tutorials. This covers all other pages, without a server.
+test_pages.py types the commands of the README and the tutorials. This module covers all other
+pages, and needs no server.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.pages.reader import Fence, fences
 from tests.support import optional
 
 ROOT = Path(__file__).parents[2]
-GENERATED = "<!-- Generated"  # from what this compares with
+GENERATED = "<!-- Generated"  # these pages are generated from the sources that the tests compare
 PAGES = [
     page
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -43,7 +44,7 @@ ENDS = re.compile(r"[|&;<>()]+")
 ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 ELLIPSIS = {"…", "..."}
-# The name of another series: the argument of `rate` and the like, or a part of a histogram.
+# The name of another series: the argument of a function like `rate`, or a part of a histogram.
 PARTS = re.compile(r"_(bucket|sum|count|created)$")
 EVENT = re.compile(r"[a-z]+\.(?!(?:py|acl|parquet|md|toml|lua|json|ms|bytes)$)[a-z_]+")
 
@@ -53,7 +54,7 @@ def name(page: Path) -> str:
 
 
 def blocks(*languages: str) -> list[tuple[str, Fence]]:
-    """Return all code blocks in these languages, with the position of each."""
+    """Return all code blocks in these languages, each with its position."""
     return [
         (f"{name(page)}:{fence.line}", fence)
         for page in PAGES
@@ -63,13 +64,13 @@ def blocks(*languages: str) -> list[tuple[str, Fence]]:
 
 
 def current(page: Path) -> str:
-    """Return the text of a page without its tables of renamed names, which contain old ones."""
+    """Return the text of a page, but not its tables of renamed names, which contain old names."""
     renamed = r"^\|(?: \w+ \|)? Old \| New \|\n(\|.*\n)+"
     return re.sub(renamed, "", page.read_text(), flags=re.MULTILINE)
 
 
 def spans() -> Iterator[tuple[str, str]]:
-    """Return all inline code of sentences and tables, with its page."""
+    """Return all inline code of sentences and tables, each with its page."""
     for page in PAGES:
         text = re.sub(r"```.*?```", "", current(page), flags=re.DOTALL)
         for span in INLINE.findall(text):
@@ -98,13 +99,13 @@ def test_pages_agree_about_a_drained_instance() -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Return the arguments of each streamqd command in shell code."""
+    """Return the arguments of each streamqd command in a block of shell code."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         try:
             words = [*lexer, ";"]
-        except ValueError:  # a picture, or a quoted string of several lines
+        except ValueError:  # the text is a picture, or a quoted string of several lines
             continue
         command: list[str] = []
         for word in words:
@@ -116,7 +117,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def streamqd_arguments(command: list[str]) -> Iterator[list[str]]:
-    """Return the arguments if a simple command is one of streamqd."""
+    """Return the arguments of a simple command if it is a streamqd command."""
     for at, word in enumerate(command):
         if word.rpartition("/")[2] == "streamqd":
             before = command[at - 1] if at else "--"
@@ -126,7 +127,10 @@ def streamqd_arguments(command: list[str]) -> Iterator[list[str]]:
 
 
 def complaint(words: list[str], *, whole: bool) -> str:
-    """Return the error of the command line for these arguments, or ''. Nothing is run."""
+    """Return the error of the command line for these arguments, or '' if there is none.
+
+    Nothing is run.
+    """
     stop = next((at for at, word in enumerate(words) if word in ELLIPSIS), None)
     whole, words = whole and stop is None, words[:stop]
     try:
@@ -192,7 +196,7 @@ def test_every_configuration_of_the_pages_loads(tmp_path: Path) -> None:
         for secret in re.findall(r'_file = "(?!/)(.+?)"', fence.text):
             (tmp_path / secret).write_text("secret-of-a-page")
             (tmp_path / secret).chmod(0o600)
-        # A part of a file relies on the decorators of the handler module.
+        # A file that is shown only in part relies on the decorators of the handler module.
         declared = {} if "handlers" in fence.text else {"daemon.handlers": "weblog"}
         try:
             config.load(file, declared, environ={})
@@ -210,7 +214,7 @@ def test_every_table_and_list_of_the_pages_parses() -> None:
 
 
 def uses(tree: ast.AST) -> Iterator[str]:
-    """Return the names that a piece of Python uses and streamqd does not have."""
+    """Return the names that a piece of Python uses, but that streamqd does not have."""
     known: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -221,7 +225,7 @@ def uses(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "streamqd":
             module = importlib.import_module(node.module or "")
             for alias in node.names:
-                with contextlib.suppress(ImportError):  # a module below it
+                with contextlib.suppress(ImportError):  # the name may be that of a module below it
                     importlib.import_module(f"{node.module}.{alias.name}")
                 if hasattr(module, alias.name):
                     known[alias.asname or alias.name] = getattr(module, alias.name)
@@ -293,9 +297,9 @@ def test_every_named_metric_exists() -> None:
 
 
 def test_every_named_log_event_and_setting_exists() -> None:
-    """A word like `worker.crashed` whose first part is known."""
+    """Every word like `worker.crashed` whose first part is known names a log event or a setting."""
     settings = {f"{each}.{key}" for each, kind in SECTIONS.items() for key in settings_of(kind)}
-    others = {"config.topology", "message.dead_letter"}  # a module, an attribute
+    others = {"config.topology", "message.dead_letter"}  # the names of a module and of an attribute
     known = settings | {*logs.EVENTS} | others
     begins = {word.partition(".")[0] for word in known}
     named = {each for each in spans() if EVENT.fullmatch(each[1])}

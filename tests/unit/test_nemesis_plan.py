@@ -1,4 +1,4 @@
-"""The plan of the nemesis depends only on its seed, and uses every kind of fault."""
+"""The plan of the nemesis depends only on its seed, and contains every kind of fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`streamqd.testing.next_ticks`: the ticks of a schedule without a server."""
+"""`streamqd.testing.next_ticks` returns the ticks of a schedule without a server."""
 
 from __future__ import annotations
 

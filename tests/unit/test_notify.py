@@ -1,4 +1,4 @@
-"""sd_notify against a real datagram socket, and the environment that systemd sets."""
+"""sd_notify works with a real datagram socket, and reads the environment that systemd sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamqd.notify import Notifier
 
 @pytest.fixture(params=["path", "abstract"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
-    """Return the service manager's socket and the value of $NOTIFY_SOCKET."""
+    """The service manager's socket, and the value of $NOTIFY_SOCKET for it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         if request.param == "path":
             name = str(tmp_path / "notify")

@@ -45,7 +45,7 @@ DASHBOARD = ROOT / "etc" / "grafana.json"
 
 
 class Watched:
-    """A watchdog whose datagrams are read as a service manager reads them."""
+    """A watchdog whose datagrams the test reads, like a service manager."""
 
     def __init__(self, folder: Path) -> None:
         self._end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -56,7 +56,7 @@ class Watched:
         self.report = StatusReporter(self.board, Notifier(environ))
 
     def tick(self, *, draining: bool = False, redis_ok: bool = True, seen: bool = True) -> str:
-        """Make one tick and return the datagrams that were sent."""
+        """Make one tick. Return the datagrams that it sent."""
         self.report.tick({}, redis_ok=redis_ok, fleet_seen=seen, draining=draining, paused=False)
         said = []
         while True:
@@ -100,7 +100,7 @@ def test_watchdog_is_fed_while_redis_is_down(watched_supervisor: Watched) -> Non
 def test_timeout_is_extended_only_during_start_and_drain(watched_supervisor: Watched) -> None:
     word = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}"
     assert word in watched_supervisor.tick(seen=False)
-    assert word not in watched_supervisor.tick(seen=False)  # it is not sent in every tick
+    assert word not in watched_supervisor.tick(seen=False)  # not every tick sends it
     assert "READY=1" in watched_supervisor.tick()
     watched_supervisor.report._extend_at = 0.0
     assert word not in watched_supervisor.tick()
@@ -122,7 +122,7 @@ def test_timeout_is_not_extended_without_progress(watched_supervisor: Watched) -
 
 
 def unit_settings(text: str) -> list[str]:
-    """Return the settings of an assignment, except the settings that an installation adapts."""
+    """Return the settings of a unit, except for those that an installation adapts."""
     before, _, rest = text.partition("# ---- adapt from here ")
     after = rest.partition("# ---- to here ")[2]
     lines = (before + after).splitlines()
@@ -160,7 +160,7 @@ def exposed_metrics() -> dict[str, set[str]]:
 
 
 def alert_expressions() -> dict[str, str]:
-    """Return the expression of each alert as text. promtool parses the file."""
+    """Return the expression of each alert as text, because only promtool can parse the file."""
     found = {}
     for block in ALERTS.read_text().split("- alert: ")[1:]:
         name = block.split("\n", 1)[0]
@@ -190,7 +190,7 @@ EXPRESSIONS = [*alert_expressions().items(), *dashboard_expressions().items()]
 @pytest.mark.parametrize(("place", "expression"), EXPRESSIONS, ids=[one for one, _ in EXPRESSIONS])
 def test_alert_rules_and_dashboard_use_existing_metrics(place: str, expression: str) -> None:
     metrics = exposed_metrics()
-    named = set(re.findall(r"\bstreamqd_\w+", expression)) - {"streamqd_instance"}  # is a label
+    named = set(re.findall(r"\bstreamqd_\w+", expression)) - {"streamqd_instance"}  # a label
     if place != "StreamqdDown":
         assert named
     assert named <= metrics.keys()
@@ -262,7 +262,7 @@ def test_metrics_page_lists_every_metric() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the clock of the limits, where `clock[0]` is the current time."""
+    """The clock of the limits. `clock[0]` is the current time."""
     now = [1000.0]
     monkeypatch.setattr("streamqd.logs.time.monotonic", lambda: now[0])
     return now
@@ -296,7 +296,7 @@ def test_suppressed_count_is_logged_without_another_line(clock: list[float]) -> 
         clock[0] += 1.0
         limit.catch_up(assignment=Assignment("a", 0, "g"))
         limit.catch_up(assignment=Assignment("a", 0, "g"))
-        # The line that reports suppressed lines counts toward this second.
+        # The line that reports the suppressed lines counts toward this second as well.
         limit.event(uid="a/0/2-0")
         limit.event(uid="a/0/3-0")
         told = [(one.get("uid"), one.get("suppressed")) for one in lines.all()[2:]]
@@ -365,7 +365,7 @@ def test_systemd_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> No
         assert (
             float(unit_value(assignment, "TimeoutStartSec")) > defaults.daemon.boot_timeout + 30.0
         )
-        # A tick may wait several seconds for Redis, and several ticks must fit into the interval.
+        # A tick may wait several seconds for Redis, so several ticks must fit into the interval.
         assert float(unit_value(assignment, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
 
 
@@ -391,7 +391,7 @@ def test_kubernetes_timeouts_exceed_drain_and_boot(defaults: config.Settings) ->
     [port] = container["ports"]
     assert {probe["httpGet"]["port"] for probe in probes.values()} == {port["name"]}
     assert toml["http"]["bind"] == f"0.0.0.0:{port['containerPort']}"
-    # Two readings of the same instance must not disagree for longer than the next probe.
+    # Two readings of the same instance may disagree, but not for longer than until the next probe.
     assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values())
 
 
@@ -429,7 +429,7 @@ def test_kubernetes_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "streamq.toml"
     path.write_text(settings["data"]["streamq.toml"])
     environ = {one["name"]: one.get("value", "streamqd-1") for one in container["env"]}
-    (tmp_path / "http-token").write_text("token")  # a file of the secret
+    (tmp_path / "http-token").write_text("token")  # a file of the mounted secret
     assert environ["CREDENTIALS_DIRECTORY"] in {
         mount["mountPath"] for mount in container["volumeMounts"]
     }
@@ -443,7 +443,7 @@ def test_kubernetes_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.M
 
 
 def scaling_manifests() -> dict[str, Any]:
-    """Return the manifests for KEDA by their kind."""
+    """Return the manifests for KEDA, by their kind."""
     return {each["kind"]: each for each in documents(KUBERNETES / "scaledobject.yaml")}
 
 
@@ -462,7 +462,10 @@ def test_manifests_for_keda_match_its_schema(kind: str) -> None:
 
 
 def test_keda_reads_an_existing_field_of_the_endpoint() -> None:
-    """The settings of KEDA's metrics-api scaler are strings, which no schema describes."""
+    """KEDA reads a field that exists.
+
+    The settings of its metrics-api scaler are strings, which no schema describes.
+    """
     manifests = scaling_manifests()
     [trigger] = manifests["ScaledObject"]["spec"]["triggers"]
     settings = trigger["metadata"]
@@ -505,14 +508,15 @@ def test_scaling_pod_shares_the_configuration_of_the_daemon(
     labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert manifests["Service"]["spec"]["selector"] == labels
     assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
-    # The command accepts all of its arguments, except for the missing server.
+    # The command accepts all of its arguments, and complains only about the missing server.
     path = tmp_path / "streamq.toml"
     path.write_text(daemon["data"]["streamq.toml"])
     (tmp_path / "http-token").write_text("token")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     _, config_path, command, *options = container["args"]
     assert config_path == other["args"][1]
-    # Click keeps the help options of a command's first context, so it needs those of the root.
+    # Click keeps the help options of the first context that a command has, so it needs those of the
+    # root.
     root = click.Context(cli, **cli.context_settings)
     params = scale.make_context(command, options, parent=root).params
     loaded = config.load(path, {"http.bind": params["bind"]})

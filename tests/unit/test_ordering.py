@@ -1,4 +1,4 @@
-"""The entries that may start: one per key and in order, however the runs finish."""
+"""Which entries may start: one per key and in order, no matter in which order runs finish."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_ordering_starts_each_key_in_order_one_at_a_time(
             assert entry.key is None or entry.key not in {each.key for each in running}
             running.append(entry)
         elif not dropped and choice > 0.95:
-            # Waiting entries are dropped and arrive again in order. Running entries continue.
+            # Entries that are waiting are dropped, and arrive again in order. Those that are
+            # running continue.
             back = sorted(ordering.drop(), key=lambda each: each.number)
             assert (ordering.waiting, ordering.ready) == (0, 0)
             coming = back + coming

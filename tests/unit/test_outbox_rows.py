@@ -1,4 +1,4 @@
-"""Rows of an outbox: messages survive their columns, and hostile columns harm one row only."""
+"""Messages survive the columns of an outbox, and a hostile column harms only its own row."""
 
 from __future__ import annotations
 

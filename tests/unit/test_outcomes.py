@@ -1,4 +1,4 @@
-"""The outcome of a run for exceptions with hostile code."""
+"""A run has an outcome even if its exception contains hostile code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def raise_error(kind: Callable[..., BaseException]) -> BaseException:
 @pytest.mark.parametrize("kind", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
 def test_hostile_exception_still_has_an_outcome(kind: Any, detail: str):
-    """Attributes of an exception are user code, which killed a worker or a lane."""
+    """A hostile exception still has an outcome.
+
+    Its attributes are user code, which once killed a worker or a lane.
+    """
     error = raise_error(kind)
     expected = DeadAsked if kind is DeadAndSilent else Failed
     assert type(handlers.outcome_of(error, detail)) is expected

@@ -1,4 +1,4 @@
-"""The last owners of an assignment, from recorded changes. Pure."""
+"""The last owners of an assignment are derived from the recorded changes. Pure."""
 
 from __future__ import annotations
 
@@ -52,16 +52,17 @@ def test_reset_ends_an_ownership() -> None:
 
 
 def test_change_by_an_older_version_has_an_unknown_end() -> None:
-    # An older version released for `a`, and acquired for `b`, which this one released.
+    # An older version released the assignment for `a` and acquired it for `b`. This version
+    # released it for `b`.
     found = periods([acquired(1_000, "a"), released(9_000, "b", "shed")], "", NOW)
     assert period_ends(found) == [("b", "handed-over", None), ("a", "unknown", None)]
-    # An older version released for `a`.
+    # An older version released the assignment for `a`.
     found = periods([acquired(1_000, "a"), acquired(5_000, "c")], "c", NOW)
     assert period_ends(found) == [("c", "", 95.0), ("a", "unknown", None)]
-    # An older version lost `b`, which this one has not recorded.
+    # An older version lost the assignment for `b`, which this version has not recorded.
     found = periods([acquired(1_000, "a"), inherited(5_000, "c", "b")], "c", NOW)
     assert period_ends(found) == [("c", "", 95.0), ("a", "unknown", None)]
-    # The present owner is not the recorded one.
+    # The current owner is not the recorded one.
     assert period_ends(periods([acquired(1_000, "a")], "b", NOW)) == [("a", "unknown", None)]
     assert period_ends(periods([acquired(1_000, "a")], "", NOW)) == [("a", "unknown", None)]
 

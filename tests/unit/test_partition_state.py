@@ -1,6 +1,7 @@
-"""The state machine of one assignment: next call, effect of an answer, charged message.
+"""The state machine of an assignment: its next call, what an answer changes, and what is charged.
 
-The tests pass answers by hand. Without an answer, the call must be repeated with equal arguments.
+The tests pass in the answers. If there is no answer, the call must be repeated with the same
+arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KILLED = Exit(None, signal.SIGKILL)
 
 
 class StateDriver:
-    """A partition state together with the source of its answers."""
+    """A partition state, together with a source of answers for it."""
 
     def __init__(self) -> None:
         consumer = Consumer(topic="access", group="hits", handler="h:go")
@@ -53,7 +54,7 @@ class StateDriver:
         return call.argv[len(call.script.keys) + at]
 
     def places(self) -> list[object]:
-        """Return the list at the end of the next call."""
+        """Return the list of places at the end of the next call."""
         call = self.next_call()
         assert call is not None
         return list(call.argv[len(call.script.keys) + len(call.script.args) - 1 :])
@@ -132,7 +133,7 @@ def test_acquire_succeeds_on_the_replies_ok_and_mine(driver: StateDriver, word: 
 
 @pytest.mark.parametrize("epoch", [b"x", [b"7"], None])
 def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
-    """The call is repeated, or the assignment is given up as if there were no answer."""
+    """As if there were no answer, the call is repeated, or the assignment is given up."""
     driver.partition.acquire(seen_epoch=5)
     with pytest.raises((ContractError, ValueError, TypeError)):
         driver.answer("OK", epoch, 0, b"")
@@ -154,7 +155,10 @@ def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
 def test_resumed_charge_names_a_cause_only_if_known(
     driver: StateDriver, next_token: str, what: str
 ):
-    """If a worker died before its supervisor, the supervisor's death is not the cause."""
+    """The cause of a charge is named only if it is known.
+
+    If a worker died before its supervisor, the supervisor's death is not the cause.
+    """
     lease = Lease(driver.partition.assignment, "old", 7)
     found = ResumableAssignment(lease, next_token, [], [PLACES[0]])
     driver.partition.resume(found, alone=True)
@@ -177,7 +181,7 @@ def test_assignment_taken_by_another_instance_is_not_owned(
 
 
 def test_every_acquire_has_a_new_token(driver: StateDriver):
-    """A token is void as soon as its release is sent."""
+    """Every acquire has a new token, because a token is void as soon as its release is sent."""
     tokens = set()
     for _ in range(5):
         driver.partition.acquire(seen_epoch=5)
@@ -221,7 +225,7 @@ def test_clean_worker_exit_releases_without_a_refence(driver: StateDriver):
 
 
 def test_exit_with_unconfirmed_acks_refences_then_releases(driver: StateDriver):
-    """The connection may have lost its acknowledgments, so the refence repeats them."""
+    """The refence repeats the acknowledgments, because the connection may have lost them."""
     driver.hold().run().mark(CLEARED, DONE).quiet()
     driver.worker.stop_reason = "shed"
     driver.partition.on_exit(Exit(ExitCode.STOPPED, None))
@@ -315,7 +319,7 @@ def test_hard_limit_charges_its_own_run(driver: StateDriver):
 
 
 def test_late_hard_limit_charges_nothing(driver: StateDriver):
-    """When the signal arrives, the next entry is already running."""
+    """A late hard limit charges nothing, because the next entry is already running by then."""
     driver.hold().run().mark(DONE, RUNNING)
     driver.worker.kill = Kill("hard-limit", driver.slot.run_seq, 103.0)
     driver.slot.run_seq += 1
@@ -370,7 +374,7 @@ def test_worker_stopped_at_its_limit_is_recycled_once(driver: StateDriver):
     driver.slot.add("recycled", 3)
     driver.hold().run().quiet()
     driver.worker.stop_reason = "recycle"
-    driver.slot.add("recycled")  # the worker itself counts this
+    driver.slot.add("recycled")  # the worker counts this itself
     driver.partition.on_exit(Exit(ExitCode.RECYCLE, None))
     assert driver.slot.counter("recycled") == 4
 
@@ -475,7 +479,10 @@ def test_acquired_assignment_is_booting(driver: StateDriver):
 
 
 def test_worker_killed_for_a_slow_exit_has_not_crashed(driver: StateDriver):
-    """The slow part was `on_stop`, so no message is charged."""
+    """A worker that is killed because it exits too slowly has not crashed.
+
+    The slow part was `on_stop`, so no message is charged.
+    """
     driver.hold().run().mark(DONE, CLEARED, CLEARED, CLEARED)
     driver.quiet()
     driver.worker.kill = Kill("on_stop", 0, 103.0)
@@ -500,7 +507,7 @@ def test_standby_is_warm_after_its_own_report(driver: StateDriver):
 
 
 def test_crash_suspects_are_kept_until_their_run(driver: StateDriver):
-    """The suspects also survive an orderly exit of the worker, such as a reload."""
+    """Suspects are kept until they run, even if the worker exits in an orderly way."""
     driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
     driver.partition.on_exit(Exit(None, 9))
     assert driver.partition.suspects == dict.fromkeys(PLACES, 2)
@@ -517,7 +524,10 @@ def test_crash_suspects_are_kept_until_their_run(driver: StateDriver):
 
 
 def test_crashed_round_is_halved_and_restarts_without_delay(driver: StateDriver):
-    """The restarts of a narrowing search are progress, not a crash loop."""
+    """A round that crashed is halved.
+
+    Its restart is not delayed, because a search that narrows is progress and not a crash loop.
+    """
     driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
     found = driver.partition.on_exit(Exit(None, 9))
     assert not found.narrowed

@@ -1,4 +1,7 @@
-"""The partition of a key never changes: published check values and a second implementation."""
+"""The partition of a key never changes.
+
+Published check values and a second implementation prove it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from hypothesis import strategies as st
 
 from streamqd.policy.partitioning import crc32_partition, round_robin_partition
 
-# CRC-32/ISO-HDLC, the CRC of zlib, gzip and PNG. "123456789" is the check value of the catalogue
-# of parametrized CRC algorithms. The others are published with the algorithm's descriptions.
+# CRC-32/ISO-HDLC, which zlib, gzip and PNG use. "123456789" is the check value in the catalogue of
+# parametrized CRC algorithms, and the others are published with descriptions of the algorithm.
 PUBLISHED = {
     b"": 0x00000000,
     b"123456789": 0xCBF43926,
@@ -24,7 +27,7 @@ PUBLISHED = {
 
 
 def bitwise_crc32(data: bytes) -> int:
-    """Compute the CRC by its definition: reflected polynomial 0xEDB88320, bit by bit."""
+    """Compute the CRC bit by bit, as it is defined (reflected polynomial 0xEDB88320)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -40,8 +43,8 @@ def test_crc32_partition_matches_published_check_values(key: bytes, crc: int) ->
         assert crc32_partition(key, count) == crc % count
 
 
-# CRCs from which librdkafka's own test derives the partitions of its `consistent` partitioner,
-# with its partition counts 7 and 17.
+# librdkafka's own test derives the partitions of its `consistent` partitioner from these CRCs, for
+# 7 and 17 partitions.
 LIBRDKAFKA = {
     b"": 0x0,
     b"23456": 0xB1B451D7,
@@ -56,7 +59,7 @@ def test_crc32_partition_matches_librdkafka(key: bytes, crc: int, count: int) ->
     assert crc32_partition(key, count) == crc % count
 
 
-# Fixed numbers, so that a change of both code and test is noticed.
+# These numbers are fixed, so that a change of both the code and the test is noticed.
 @pytest.mark.parametrize(
     ("key", "count", "partition"),
     [

@@ -1,4 +1,4 @@
-"""A path joined with a foreign name never leaves its root folder."""
+"""A path that is joined with a foreign name never leaves its root directory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ pieces = st.one_of(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a folder with links to its outside and inside, next to a file outside."""
+    """A directory with links that lead outside and inside, next to a file that is outside."""
     base = tmp_path_factory.mktemp("paths")
     made = base / "root"
     (made / "inner").mkdir(parents=True)
@@ -73,7 +73,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @example(["link"])
 @example(["back", "x"])
 def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) -> None:
-    """For any parts, the joined path is below the root, or it is refused."""
+    """Whatever the parts are, the joined path is either below the root or refused."""
     try:
         found = join_parts(root, *parts)
     except RequestRefusedError:
@@ -88,7 +88,7 @@ def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) 
 @example(["."])
 @example(["inner", "up"])
 def test_removal_deletes_nothing_outside_its_folder(root: Path, parts: list[str]) -> None:
-    """A removal keeps files outside of the root, the root itself and the targets of links."""
+    """A removal keeps files outside of the root, the root itself, and the targets of links."""
     (root / "inner").mkdir(exist_ok=True)
     with contextlib.suppress(RequestRefusedError):
         remove_below(root, *parts)
@@ -99,7 +99,7 @@ def test_removal_deletes_nothing_outside_its_folder(root: Path, parts: list[str]
 @given(st.from_regex(NAME, fullmatch=True))
 @settings(max_examples=examples(200))
 def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
-    """The rule for names and the rule for paths agree."""
+    """Every name that is valid by the rule for names is one component by the rule for paths."""
     if name not in ("link", "back"):
         assert join_parts(root, name).parent == root
         assert join_parts(root, PurePosixPath(f"topic={name}"), name).parent.parent == root
@@ -107,7 +107,7 @@ def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
 def test_invalid_names_are_rejected(name: str) -> None:
-    """A name with a separator, a line break, a leading dot or over 64 characters is invalid."""
+    """A name must not have a separator, a line break, a leading dot or more than 64 characters."""
     assert not NAME.fullmatch(name)
 
 
@@ -118,7 +118,7 @@ def test_root_may_be_a_symlink(tmp_path: Path) -> None:
 
 
 def test_failed_removal_is_reported(tmp_path: Path) -> None:
-    """Each error of a removal is reported."""
+    """A removal reports every error that it encounters."""
     (tmp_path / "file").touch()
     with pytest.raises(RequestRefusedError, match=r"file cannot be removed \(Not a directory\)"):
         remove_below(tmp_path, "file")
@@ -145,7 +145,7 @@ def test_local_folder_accepts_a_path_or_a_file_uri(named: str, folder: str) -> N
     ["s3a://bucket/ck", "s3://b", "gs://b/c", "abfss://c@a.example/d", "hdfs:/a", "file://host/a"],
 )
 def test_local_folder_refuses_a_remote_uri(named: str) -> None:
-    """Otherwise, such a URI would create a local folder named `s3a:`."""
+    """A remote URI is refused. Otherwise, it would create a local directory named `s3a:`."""
     with pytest.raises(InvalidRequestError) as caught:
         local_folder(named)
     assert str(caught.value).startswith(

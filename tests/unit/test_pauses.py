@@ -1,4 +1,4 @@
-"""Each node that does not answer is left alone, independently of the others."""
+"""A node that does not answer is left alone for a while, independently of other nodes."""
 
 from __future__ import annotations
 

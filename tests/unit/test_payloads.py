@@ -1,4 +1,4 @@
-"""The parameters of a handler, read from its annotations, and payloads as typed values."""
+"""A handler's annotations define its parameters, and payloads become typed values."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_misfits_names_settings_unfit_for_a_handler():
 
 
 def test_more_than_128_threads_are_refused():
-    """The limit for coroutines is 4,096."""
+    """More than 128 threads are refused, although 4,096 coroutines are allowed."""
     many = Consumer(topic="t", group="g", handler="h:go", concurrency=129)
     (problem,) = misfits([many], {"h:go": []})
     assert problem == (

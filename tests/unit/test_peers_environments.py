@@ -1,4 +1,4 @@
-"""The versions that `make bench` records for each system."""
+"""`make bench` records the right versions for each system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluation of recorded runs by `make bench NAME=survival`."""
+"""`make bench NAME=survival` evaluates the runs that it recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def test_lost_count_excludes_the_struck_message() -> None:
 
 
 def test_survival_ignores_the_time_of_second_runs() -> None:
-    """Runs count in the order of their records, which may differ from their times."""
+    """The time of a second run is ignored.
+
+    Runs count in the order of their records, which may differ from the order of their times.
+    """
     runs = [Run(1, DIED_NS + 9 * MS), Run(1, DIED_NS + MS), Run(2, DIED_NS + 2 * MS)]
 
     found = outcome(runs, DIED_NS)

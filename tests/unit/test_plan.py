@@ -1,4 +1,4 @@
-"""The plan of a tick: for each partition, the action with the highest rank wins."""
+"""In the plan of a tick, the action with the highest rank wins in each partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes: start, exit, inheritance, and the processes that die with them."""
+"""Child processes start, exit and inherit, and other processes die with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from streamqd.process import Child, Exit, SignalQueue
 from tests.support.waiting import wait_until
 
 Start = Callable[..., Child]
-# Signals that a terminal, a service manager or an operator sends to all processes of a daemon.
+# These are the signals that a terminal, a service manager or an operator may send to all processes
+# of a daemon.
 SUPERVISORS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP),
     *(signal.SIGUSR1, signal.SIGCONT, signal.SIGWINCH),
@@ -31,7 +32,7 @@ SUPERVISORS = (
 
 @pytest.fixture
 def spawn() -> Iterator[Start]:
-    """Start children, and kill the remaining ones after the test."""
+    """A function that starts children. Those that remain are killed after the test."""
     children: list[Child] = []
 
     def start(run: Callable[[socket.socket], int], **options: object) -> Child:
@@ -40,7 +41,7 @@ def spawn() -> Iterator[Start]:
 
     yield start
     for child in children:
-        if child.control.fileno() >= 0:  # the test has not closed it
+        if child.control.fileno() >= 0:  # the test has not closed it yet
             child.kill_group()
             process.wait_readable([child.pidfd], 10.0)
             child.reap()
@@ -54,7 +55,7 @@ def wait_exit(child: Child) -> Exit:
 
 
 def receive(child: Child) -> bytes:
-    """Return the next message of the child, or b'' after its exit."""
+    """Return the next message of the child, or b'' if it has exited."""
     assert process.wait_readable([child.control.fileno()], 10.0), "it says nothing"
     return child.control.recv(65536)
 
@@ -65,14 +66,14 @@ def park(_control: socket.socket) -> int:
 
 
 def echo(control: socket.socket) -> int:
-    """Report the finished setup, answer once, and then wait forever."""
+    """Report that the setup is done, answer once, and then wait forever."""
     control.send(b"up")
     control.send(control.recv(100))
     return park(control)
 
 
 def spawn_parked(spawn: Start, **options: object) -> Child:
-    """Return a child that has reported its setup and waits forever."""
+    """Return a child that has reported that its setup is done, and now waits forever."""
 
     def run(control: socket.socket) -> int:
         control.send(b"up")
@@ -186,12 +187,15 @@ def test_child_exits_with_its_parent(spawn: Start):
     child = spawn(run)
     inner = int(receive(child))
     assert is_alive(inner)
-    os.kill(child.pid, signal.SIGKILL)  # only the middle process, not its group
+    os.kill(child.pid, signal.SIGKILL)  # only the process in the middle, not its group
     wait_until(lambda: not is_alive(inner), what="the inner one is gone")
 
 
 def test_parent_exit_differs_from_an_ordinary_signal(spawn: Start):
-    """The kernel reports the parent's death with SIGUSR1, which an operator may also send."""
+    """The exit of a parent is not taken for an ordinary signal.
+
+    The kernel reports it with SIGUSR1, which an operator may also send.
+    """
 
     def run(control: socket.socket) -> int:
         def duty() -> None:
@@ -249,7 +253,7 @@ def test_child_closes_other_file_descriptors(spawn: Start):
 
 
 def test_child_detaches_connections_first(spawn: Start):
-    """Closing a connection in the child would write to the parent's socket."""
+    """A child detaches its connections, because closing one would write to the parent's socket."""
     ours, theirs = socket.socketpair()
     order: list[str] = []
 
@@ -294,7 +298,10 @@ def test_child_has_an_empty_standard_input(spawn: Start):
 
 
 def test_programs_started_by_a_child_can_be_terminated(spawn: Start):
-    """An ignored signal would stay ignored in every program that a handler starts."""
+    """Such programs can be terminated.
+
+    A signal that the child ignores would stay ignored in every program that a handler starts.
+    """
 
     def run(control: socket.socket) -> int:
         program = subprocess.Popen(["sleep", "60"])
@@ -332,7 +339,10 @@ def test_child_ignores_signals_of_the_supervisor(spawn: Start):
 
 
 def test_stacks_are_dumped_while_threads_start_and_exit(spawn: Start):
-    """Reading the stack of a running thread may crash, so a request could kill a worker."""
+    """Stacks are dumped safely.
+
+    Reading the stack of a running thread may crash, so a request could otherwise kill a worker.
+    """
 
     def churn() -> None:
         while True:
@@ -360,13 +370,13 @@ def test_stacks_are_dumped_while_threads_start_and_exit(spawn: Start):
     assert "in churn" in shown
     assert (
         "Stack (most recent" in shown
-    )  # the stack of one thread: the signal handler looks at no other one
+    )  # only one thread's stack, because the signal handler looks at no other
 
 
 def test_stack_dump_is_bounded_and_read_once(spawn: Start, capfd):
-    """The stacks do not go to standard error, where each line must be a record.
+    """The dump does not go to standard error, where each line must be a record.
 
-    A burst of requests is harmless; it must not overflow the signal stack and kill the child.
+    A burst of requests is harmless, because it cannot overflow the signal stack and kill the child.
     """
 
     def run(control: socket.socket) -> int:
@@ -378,7 +388,7 @@ def test_stack_dump_is_bounded_and_read_once(spawn: Start, capfd):
     child = spawn(run)
     assert receive(child) == b"up"
     assert child.poll_stack() == ""
-    for _ in range(300):  # more than fit into the buffer
+    for _ in range(300):  # more than the buffer holds
         child.ask_stacks()
     wait_until(lambda: (found := child.poll_stack()) and "in run" in found, what="a stack")
     child.send(b"x")
@@ -430,7 +440,7 @@ def test_signals_are_queued_and_handlers_restored():
 
 
 def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
-    """The test runs in a child, because a process stays a subreaper until its exit."""
+    """The test runs in a child, because a process that is a subreaper stays one until its exit."""
 
     def run(control: socket.socket) -> int:
         process.become_subreaper()
@@ -450,7 +460,7 @@ def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
         process.wait_readable([middle.pidfd], 10.0)
         middle.reap()
         wait_until(lambda: not is_alive(orphan), what="the orphan has exited")
-        # The known child dies first, and only its own reap may collect it.
+        # The child that the supervisor knows dies first, and may be collected only by its own reap.
         process.reap_adopted({known.pid})
         exit_ = known.reap()
         process.reap_adopted(set())
@@ -461,7 +471,10 @@ def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
 
 
 def test_unbuffered_python_writes_each_print_immediately() -> None:
-    """`os._exit` drops what is in a buffer. The systemd unit sets PYTHONUNBUFFERED=1."""
+    """Each print is written immediately, because the systemd unit sets PYTHONUNBUFFERED=1.
+
+    `os._exit` would drop the text in a buffer.
+    """
     code = "import os; from streamqd import process; process._tolerate_closed_output();"
     code += " print('now'); os._exit(0)"
     done = subprocess.run([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, check=True)

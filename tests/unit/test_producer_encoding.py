@@ -19,7 +19,7 @@ from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_UNIX_MS = 1_893_492_000_000
-HALF = "a\ud800"  # half of a surrogate pair, left by a careless decoder
+HALF = "a\ud800"  # half of a surrogate pair, which a careless decoder has left
 SAID = r"'\\ud800', half of a surrogate pair, which UTF-8 cannot encode; fix the text"
 
 

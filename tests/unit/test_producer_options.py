@@ -1,4 +1,4 @@
-"""The options of the producers: durations and sizes in every spelling, mistakes in one sentence."""
+"""The options of producers accept durations and sizes in every spelling, and explain mistakes."""
 
 from __future__ import annotations
 

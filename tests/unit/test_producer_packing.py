@@ -1,4 +1,4 @@
-"""A message with only a payload is its own envelope."""
+"""A message that has only a payload is its own envelope."""
 
 from __future__ import annotations
 

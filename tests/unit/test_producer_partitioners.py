@@ -1,4 +1,4 @@
-"""Partitioners choose the partition of a message: the choices that need no Redis."""
+"""Partitioners choose the partition of a message. These choices need no Redis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def choose_partitions(
 
 
 def make_router(partitioner: Any) -> Router:
-    """Return a router without a server."""
+    """Return a router that has no server."""
     none: Any = None
     return Router(config.Settings(), none, none, partitioner, create=False)
 
@@ -45,7 +45,7 @@ def test_jump_hash_matches_published_values(number: int, count: int, partition: 
 
 
 def test_consistent_choice_never_changes() -> None:
-    """The choices equal recorded values, because other values would reorder existing topics."""
+    """The choices equal recorded values, because any other values would reorder existing topics."""
     assert [jump_partition(key, 16) for key in (b"", b"a", b"customer-3")] == [5, 11, 15]
 
 
@@ -93,7 +93,7 @@ def test_bulk_round_robin_equals_single_choices(
 ) -> None:
     one, many = (Chooser(partitioner) for _ in range(2))
     first = one.choose(None, None, 4)
-    while many.turns(1, 4) != [first]:  # both start at a random partition
+    while many.turns(1, 4) != [first]:  # both start with a random partition
         many = Chooser(partitioner)
     for number, count in batches:
         for chooser in (one, many):

@@ -1,4 +1,4 @@
-"""The public producers as a user's type checker sees them, in its strict mode."""
+"""The types of the public producers satisfy a user's type checker in its strict mode."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ number: int = AsyncProducer().send("orders", b"x")
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
-    """Return the lines with errors of both modules, from one run of the checker."""
+    """Return the lines that have errors in the two modules, from a single run of the checker."""
     folder = tmp_path_factory.mktemp("users")
     return lines_with_errors(folder, {"good.py": GOOD, "wrong.py": WRONG})
 

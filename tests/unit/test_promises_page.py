@@ -24,7 +24,7 @@ def test_evidence_page_names_existing_tests() -> None:
 
 
 def test_quick_run_includes_every_test_of_the_promises_page() -> None:
-    """`make test` proves on one server what the page promises."""
+    """`make test` runs every test for a promise of the page on one server."""
     named = re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", BOUNDS)
     command = [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q", "-p"]
     listed = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every public name as a user's type checker sees it, in its strict mode."""
+"""The types of every public name satisfy a user's type checker in its strict mode."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ WRONG_LINES = {*range(5, 13), *range(14, 30)}
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
-    """Return the lines with errors of both modules, from one run of the checker."""
+    """Return the lines that have errors in the two modules, from a single run of the checker."""
     folder = tmp_path_factory.mktemp("users")
     return lines_with_errors(folder, {"good.py": GOOD, "wrong.py": WRONG})
 
@@ -176,7 +176,7 @@ def test_type_checker_finds_wrong_use_of_the_api(errors: dict[str, set[int]]) ->
 
 
 def imported_names(code: str, module: str) -> set[str]:
-    """Return the names that a module imports from another."""
+    """Return the names that a module imports from another one."""
     nodes = [each for each in ast.walk(ast.parse(code)) if isinstance(each, ast.ImportFrom)]
     return {alias.name for node in nodes if node.module == module for alias in node.names}
 

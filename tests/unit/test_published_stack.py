@@ -1,4 +1,4 @@
-"""The stack of a worker as stored in Redis: bounded when written, and checked when read."""
+"""The stack of a worker in Redis is bounded when it is written, and checked when it is read."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ START = 77 * SECOND
 
 
 class Clock:
-    """A rate, its state, and a clock on which runs start as early as allowed."""
+    """A rate and its state, with a clock on which runs start as early as the rate allows."""
 
     def __init__(self, rate: Rate, now: int = START) -> None:
         self.rate = rate
@@ -26,7 +26,7 @@ class Clock:
         self.starts: list[int] = []
 
     def run(self, runs: int = 1) -> int:
-        """Wait and start runs, and return the wait in nanoseconds."""
+        """Wait, and start some runs. Return the wait in nanoseconds."""
         wait = self.rate.wait(self.due, self.now, runs)
         self.now += wait
         assert self.rate.wait(self.due, self.now, runs) == 0
@@ -35,7 +35,7 @@ class Clock:
         return wait
 
     def fill(self, seconds: float) -> int:
-        """Start runs one after another for some seconds and return their number."""
+        """Start runs one after another for some seconds. Return their number."""
         end = self.now + int(seconds * SECOND)
         before = len(self.starts)
         while self.now + self.rate.wait(self.due, self.now) < end:
@@ -62,9 +62,9 @@ def test_rate_allows_one_burst_after_idle_time():
     clock = Clock(Rate(10.0, burst=5))
     assert [clock.run() for _ in range(5)] == [0] * 5
     assert clock.run() == SECOND // 10
-    clock.now += SECOND // 5  # two runs of the burst are available again
+    clock.now += SECOND // 5  # the burst allows two more runs now
     assert [clock.run() for _ in range(3)] == [0, 0, SECOND // 10]
-    clock.now += 3600 * SECOND  # a long pause restores no more than the burst
+    clock.now += 3600 * SECOND  # even a long pause restores no more than the burst
     assert [clock.run() for _ in range(6)] == [0] * 5 + [SECOND // 10]
 
 
@@ -160,7 +160,10 @@ def test_rate_burst_without_a_rate_is_refused(tmp_path: Path):
 
 
 def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
-    """Each partition gets an equal share, or the whole rate if their count is unknown."""
+    """A group's rate is shared equally by its partitions.
+
+    If their number is unknown, each gets the whole rate.
+    """
     (shared,) = load_config(tmp_path, f'{WORK}rate = "12/s"\nrate_per = "group"').consumers
     assert [shared.rate_per_second(count) for count in (0, 1, 4, 8)] == [12.0, 12.0, 3.0, 1.5]
     (each,) = load_config(tmp_path, f'{WORK}rate = "12/s"').consumers
@@ -168,7 +171,7 @@ def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
 
 
 def test_rate_per_without_a_rate_is_refused(tmp_path: Path):
-    """`check` reports a `rate_per` without a `rate`."""
+    """`check` reports a `rate_per` that has no `rate`."""
     with pytest.raises(ConfigError) as raised:
         load_config(tmp_path, f'{WORK}rate_per = "group"')
     assert raised.value.problems == [

@@ -1,6 +1,6 @@
-"""The live instances and the moves that follow: never by age alone, never all at the same time.
+"""Instances decide who is live and what moves: never by age alone, and never all at the same time.
 
-Every test is a small simulation with heartbeats, views and a clock set by hand.
+Every test is a small simulation, with heartbeats, views and a clock that the test sets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def names(seen: list[MemberView]) -> set[str]:
 
 
 class Watch:
-    """`me` sends a heartbeat per interval. Tests set the last ones of the others in seconds."""
+    """Lets `me` send one heartbeat per interval.
+
+    A test sets when the others sent their last ones (seconds).
+    """
 
     def __init__(self) -> None:
         self.silence = SilenceDetector("me", TTL, HEARTBEAT)
@@ -67,13 +70,16 @@ def test_member_is_dead_after_one_ttl_and_two_own_heartbeats():
     alive = {
         number: "you" in watch.heartbeat(number * HEARTBEAT, {"you": 0.0}) for number in range(8)
     }
-    # Its heartbeat is exactly one ttl old at the sixth look, and older at the seventh.
+    # At the sixth look, its heartbeat is exactly one TTL old, and at the seventh, it is older.
     assert alive == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: False, 7: False}
 
 
 @pytest.mark.fault("F9")
 def test_server_pause_makes_no_member_dead_by_age():
-    """The first instance back would find all other heartbeats old and take everything."""
+    """The pause makes all heartbeats old.
+
+    If age alone counted, the first instance back would take everything.
+    """
     watch = Watch()
     watch.heartbeat(0.0, {"you": 0.0})
     watch.heartbeat(HEARTBEAT, {"you": HEARTBEAT})
@@ -121,7 +127,10 @@ def test_dead_member_is_live_after_its_next_heartbeat():
 
 @pytest.mark.fault("F10")
 def test_only_members_observed_silent_are_forgotten():
-    """After a jump of the clock, all instances seem to have been silent for a long time."""
+    """Only members that were observed to be silent are forgotten.
+
+    After a jump of the clock, all of them seem to have been silent for a long time.
+    """
     watch, jump = Watch(), 3600.0
     watch.heartbeat(0.0, {"you": 0.0, "dead": 0.0})
     assert watch.heartbeat(
@@ -150,7 +159,7 @@ def test_failed_member_is_detected_despite_a_clock_step_back():
 
 
 class Leases:
-    """`me` reads one lease of `dead` once per interval, with its remaining time in seconds."""
+    """Lets `me` read one lease of `dead` per interval, with its remaining time in seconds."""
 
     def __init__(self) -> None:
         self.silence = SilenceDetector("me", TTL, HEARTBEAT)
@@ -209,7 +218,7 @@ def test_own_instance_is_always_live():
 
 
 class Fleet:
-    """Instances that decide about the same assignments, at times that the test sets."""
+    """Instances that decide about the same assignments, at times that the test chooses."""
 
     def __init__(self, *ids: str, delay: float = 3.0, hold: float = 10.0, moves: int = 4) -> None:
         self.damping = (delay, hold, moves)
@@ -229,7 +238,7 @@ class Fleet:
         self.brains[name] = Rebalancer(name, delay, hold, moves, grace_seconds=2 * HEARTBEAT)
 
     def heartbeat(self) -> int:
-        """Decide and act once for each instance. Returns the number of moves."""
+        """Let each instance decide and act once. Return the number of moves."""
         before = len(self.moves)
         for name, brain in self.brains.items():
             if name in self.dead:
@@ -343,7 +352,7 @@ def test_leaving_member_owns_assignments_until_released():
     fleet.moves.clear()
     fleet.heartbeat()
     assert [what for _, what, name, _ in fleet.moves if name == "a"] == []
-    # b drains: its assignments become free one by one, and a takes them at its next look.
+    # b is draining. Its assignments become free one by one, and a takes each at its next look.
     freed = [assignment for assignment, (owner, _) in fleet.owned.items() if owner == "b"]
     for assignment in freed:
         del fleet.owned[assignment]
@@ -352,7 +361,10 @@ def test_leaving_member_owns_assignments_until_released():
 
 
 def test_expired_lease_of_a_live_owner_is_not_taken():
-    """The owner renews it late, so a pause of the server longer than the ttl moves nothing."""
+    """A lease that has expired is not taken from a live owner, who renews it late.
+
+    A pause of the server that is longer than the TTL therefore moves nothing.
+    """
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     expired, renewed = PartitionView(3, "b", leased=False), PartitionView(3, "b", leased=True)
     live = [member("a"), member("b")]
@@ -365,7 +377,10 @@ def test_expired_lease_of_a_live_owner_is_not_taken():
 
 
 def test_unrenewed_lease_of_a_live_owner_is_taken_later():
-    """An owner restarted with a smaller cap sends heartbeats, but no longer renews this lease."""
+    """If an owner restarts with a smaller cap, it sends heartbeats but no longer renews this lease.
+
+    Others then take it.
+    """
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     views = {ASSIGNMENTS[0]: PartitionView(3, "b", leased=False)}
@@ -408,7 +423,7 @@ def test_live_lease_is_never_taken():
 
 
 def test_free_assignment_waits_for_its_member_up_to_patience():
-    # One of the two assignments is meant for b, which may be unable to take it.
+    # One of the two assignments is meant for b, which may not be able to take it.
     brain = Rebalancer("a", 3.0, 10.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     assignments = ASSIGNMENTS[:2]
@@ -428,7 +443,7 @@ def test_patience_restarts_after_another_owner():
     assignments = ASSIGNMENTS[:2]
     mine, other = {ASSIGNMENTS[0]: 0.0}, ASSIGNMENTS[1]
     for heartbeat in range(10):
-        views = {other: PartitionView(heartbeat, "", leased=False)}  # a new epoch each time
+        views = {other: PartitionView(heartbeat, "", leased=False)}  # with a new epoch each time
         assert (
             brain.decide(heartbeat * HEARTBEAT, live, assignments, mine, 0, views, room=8).acquire
             == []
@@ -462,7 +477,10 @@ def test_free_assignments_are_taken_a_few_at_a_time():
 
 
 def test_assignments_owned_elsewhere_count_for_the_share():
-    """Otherwise, the member would get assignments and give them back in a loop."""
+    """Assignments that are owned elsewhere count for the share.
+
+    Otherwise, the member would get assignments and give them back in a loop.
+    """
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     mine = dict.fromkeys(ASSIGNMENTS[:6], 0.0)
     other = dict.fromkeys(ASSIGNMENTS[6:], PartitionView(1, "b", leased=True))
@@ -472,7 +490,7 @@ def test_assignments_owned_elsewhere_count_for_the_share():
     assert (
         len(brain.decide(9.1, [member("a"), idle], ASSIGNMENTS, mine, 0, other, room=2).shed) == 2
     )
-    # A member of an older version does not report its assignments.
+    # A member with an older version does not report its assignments.
     assert (
         len(
             brain.decide(
@@ -481,7 +499,7 @@ def test_assignments_owned_elsewhere_count_for_the_share():
         )
         == 2
     )
-    # A member without other offers owns nothing elsewhere, even if its last heartbeat reports it.
+    # A member without other offers owns nothing elsewhere, even if its last heartbeat says so.
     same = MemberView(Member("b", 1, 0, OFFERS), 0, leaving=False, owned=6)
     assert (
         len(brain.decide(9.3, [member("a"), same], ASSIGNMENTS, mine, 0, other, room=2).shed) == 2
@@ -558,7 +576,7 @@ def test_move_directive_is_applied_immediately_and_kept():
     fleet.moves.clear()
     order_move(fleet, assignment, "b")
     fleet.heartbeat()
-    fleet.settle(400)  # much longer than delay and hold
+    fleet.settle(400)  # much longer than the delay and the hold
     assert [(what, name, moved) for _, what, name, moved in fleet.moves] == [
         ("shed", "a", assignment),
         ("acquire", "b", assignment),
@@ -627,7 +645,7 @@ def test_drained_instance_releases_all_and_takes_nothing():
 
 
 def test_stopped_group_is_released_and_not_taken():
-    """The instances release its partitions, and the partitions of other groups stay."""
+    """The instances release the partitions of a stopped group, while those of other groups stay."""
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     topic, group = ASSIGNMENTS[0].topic, ASSIGNMENTS[0].group

@@ -44,7 +44,7 @@ def test_reference_states_the_defaults(
     tmp_path: Path,
 ) -> None:
     text = re.sub(r"(?m)^#(?! |$)", "", config.reference_toml())
-    # A consumer without any handler is refused. Everything else stays unchanged.
+    # A consumer without a handler is refused, so this line changes. All others stay as they are.
     settings = load(tmp_path, text.replace('handler = ""', 'handler = "weblog:count_hit"'))
     plain = load(tmp_path, "")
     bare = dataclasses.replace(
@@ -115,7 +115,7 @@ def test_printed_configuration_loads_as_equal_settings(tmp_path: Path) -> None:
 
 
 def to_toml(document: dict[str, object]) -> str:
-    """Return a document as inline TOML. JSON strings, numbers and lists are valid TOML."""
+    """Return a document as inline TOML. Strings, numbers and lists in JSON are valid TOML, too."""
 
     def value(item: object) -> str:
         if isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""Each error reply is of one kind, decided by its first word."""
+"""The first word of an error reply decides which kind of error it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step that an unfinished reload waits for, found in the published values of an instance."""
+"""An instance's published values show which step an unfinished reload is waiting for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUNS = {
 
 
 def fleet(*, asked: str = "", **infos: dict[str, Any]) -> FleetState:
-    """Return a fleet of live instances, and a directive to `asked`, an instance or `*`."""
+    """Return a fleet of live instances, and a directive to one instance or to `*`."""
     orders = {asked: Directive(ASKED, "ann@west", "prices")} if asked else {}
     heartbeats = [Heartbeat(name, NOW, {"reloaded": 0} | info) for name, info in infos.items()]
     return FleetState(NOW, 15.0, heartbeats, Directives(reloads=orders))

@@ -1,4 +1,4 @@
-"""The wait until a crashed worker restarts: none for a lone crash, growing for broken code."""
+"""A crashed worker restarts immediately after a lone crash, and ever later with broken code."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_long_run_resets_the_crash_streak() -> None:
     well = WorkerExit(200.0, ExitCause.IDLE, lived=30.0)
     assert restart_after([*exits, well]) == NOW
     assert restart_after([*exits, WorkerExit(200.0, ExitCause.IDLE, lived=29.9)]) == GiveUp(260.0)
-    # The crash after the long life is the first of a new streak.
+    # The crash after the long life is the first one of a new streak.
     assert restart_after([*exits, well, boot_exit(201.0)]) == Restart(0.5)
 
 
@@ -200,7 +200,8 @@ def test_exit_history_is_long_enough_for_the_breaker(max_crashes: int) -> None:
 def test_bounded_exit_history_gives_the_same_plan(
     exits: list[WorkerExit], crash_loop: int, max_crashes: int
 ) -> None:
-    # An ordered exit before ready uses a place in the history but changes nothing: leave it out.
+    # An orderly exit of a worker that was not ready yet takes a place in the history but changes
+    # nothing, so it is left out.
     exits = [end for end in exits if end.cause is not ExitCause.ORDERED or end.lived]
     kept = exits[-history_max(crash_loop=crash_loop, max_crashes=max_crashes) :]
     options = {"crash_loop": crash_loop, "max_crashes": max_crashes}

@@ -1,6 +1,7 @@
 """Plans are values: planning twice returns the same actions, changes nothing and logs nothing.
 
-The tests need no processes, because partitions have the states that the supervisor sees.
+The tests need no processes, because they set the states of partitions that the supervisor would
+see.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STEPS = ["max_rss", "max_messages", "reload", "boot", "warm", "quiet", "die", "w
 
 
 class Fleet:
-    """Partitions with workers and their replacement. `apply` applies the actions of a plan."""
+    """Partitions with workers and their replacement. `apply` carries out the actions of a plan."""
 
     def __init__(self, **consumer: Any) -> None:
         board = Scoreboard(len(ASSIGNMENTS))
@@ -71,7 +72,7 @@ class Fleet:
         partition.slot.state = WorkerState.READY
 
     def tick(self) -> list[Action]:
-        """Make one tick and return its plan."""
+        """Make one tick. Return its plan."""
         self.now += 0.5
         for partition in self.partitions.values():
             if partition.worker is not None:
@@ -105,7 +106,7 @@ class Fleet:
                     assert isinstance(action, KillWorker)
 
     def strike(self, step: str, assignment: Assignment) -> None:
-        """Cause one event at a partition."""
+        """Cause one event in a partition."""
         partition = self.partitions[assignment]
         if step in ("max_rss", "max_messages", "reload"):
             self.replacement.request(assignment, step)
@@ -137,7 +138,7 @@ class Fleet:
 def test_plan_depends_only_on_the_observed_state(
     handover: str, steps: list[tuple[str, Assignment, bool]]
 ) -> None:
-    """The plan depends only on the observed state, even if the previous plan was not applied."""
+    """A plan depends only on the observed state, even if the previous plan was not carried out."""
     fleet = Fleet(handover=handover)
     for step, assignment, applied in steps:
         fleet.strike(step, assignment)
@@ -161,7 +162,10 @@ def test_stop_is_repeated_until_the_worker_receives_it() -> None:
 
 
 def test_reload_dismisses_the_old_standby_of_an_exited_worker() -> None:
-    """The old standby would be adopted, and the roll skips a partition without a worker."""
+    """The old standby is dismissed.
+
+    It would be adopted otherwise, because the roll skips a partition without a worker.
+    """
     fleet = Fleet()
     fleet.replacement.request(ASSIGNMENTS[0], "max_rss")
     fleet.apply(fleet.tick())
@@ -174,7 +178,7 @@ def test_reload_dismisses_the_old_standby_of_an_exited_worker() -> None:
 
 
 def test_reload_does_not_use_a_standby_with_old_code() -> None:
-    """The standby has the old code, and would run it as the reloaded worker."""
+    """A standby with the old code is not used. It would run that code as the reloaded worker."""
     fleet = Fleet()
     fleet.replacement.request(ASSIGNMENTS[0], "max_rss")
     fleet.apply(fleet.tick())
@@ -187,7 +191,10 @@ def test_reload_does_not_use_a_standby_with_old_code() -> None:
 
 
 def test_other_workers_do_not_wait_for_an_exiting_standby() -> None:
-    """A standby may take as long as its `on_stop` to exit. Only its own partition waits for it."""
+    """A standby that exits may take as long as its `on_stop`.
+
+    Only its own partition waits for that.
+    """
     fleet = Fleet()
     ending = fleet.partitions[ASSIGNMENTS[0]]
     ending.slot.standby_pid = fleet.process().pid
@@ -219,7 +226,7 @@ def test_idle_worker_is_kept_and_its_pace_is_reset() -> None:
 
 @given(since=st.lists(st.sampled_from([0.0, 50.0, 99.0]), min_size=3, max_size=3))
 def test_refused_partitions_are_released_together(since: list[float]) -> None:
-    """All refused partitions are released together after one has waited long enough."""
+    """Once one of the refused partitions has waited long enough, all of them are released."""
     fleet, capacity = Fleet(), Capacity()
     partitions = list(fleet.partitions.values())
     for partition, refused in zip(partitions, since, strict=True):

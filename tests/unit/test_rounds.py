@@ -1,4 +1,4 @@
-"""Rounds: every poison message is found and charged alone, and others start only a few times."""
+"""Rounds find and charge every poison message alone, while others start only a few times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_CRASHES = 3
 
 
 class Recovery:
-    """A partition with one worker that dies of poison messages, as the supervisor sees it.
+    """A partition with a worker that dies of poison messages, as the supervisor sees it.
 
     `ends` is the number of messages that finish in a round before its poison kills the process.
     """
@@ -32,7 +32,7 @@ class Recovery:
         self.rounds = 0
 
     def crashed(self, members: list[bytes]) -> bool:
-        """Run messages together and record the blame. Returns True if the process died."""
+        """Run messages together, and record the blame. Return True if the process died."""
         self.starts.update(members)
         if not self.poisons & {*members}:
             self.left = [each for each in self.left if each not in members]
@@ -50,7 +50,7 @@ class Recovery:
         return True
 
     def worker(self) -> bool:
-        """Run one worker until it exits. Returns True if it died."""
+        """Run one worker until it exits. Return True if it died."""
         suspects = []
         for each in list(self.left):
             if self.charges[each] >= MAX_CRASHES:
@@ -96,7 +96,7 @@ def test_only_poison_is_charged_and_found(count: int, together: int, bad: int, c
 
 @pytest.mark.parametrize("poisons", [1, 2])
 def test_each_of_128_messages_starts_at_most_eight_times(poisons: int):
-    """The documented bound is 9 starts."""
+    """No message starts more than eight times here, while the documented bound is 9."""
     worst = 0
     for seed in range(300):
         chance = Random(seed)
@@ -109,7 +109,10 @@ def test_each_of_128_messages_starts_at_most_eight_times(poisons: int):
 
 
 def test_single_kill_costs_two_rounds():
-    """A kill from outside, such as by the OOM killer, is not caused by a poison message."""
+    """A single kill costs only two rounds.
+
+    It came from outside, for example from the OOM killer, so there is no poison message to find.
+    """
     members = [f"m:{number}-0".encode() for number in range(128)]
     suspects = rounds.after_crash({}, members, 1024)
     sizes = []

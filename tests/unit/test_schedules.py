@@ -1,4 +1,4 @@
-"""Schedules: valid specifications, their due times, and the handling of missed ticks."""
+"""Schedules have valid specifications and due times, and handle missed ticks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ms(text: str) -> int:
 
 
 def ticks(of: Schedule, after: str, count: int) -> list[str]:
-    """Return the next ticks in the local time of the schedule."""
+    """Return the next ticks, in the schedule's local time."""
     found, at = [], ms(after)
     for _ in range(count):
         following = next_tick(of, at)
@@ -93,7 +93,7 @@ def test_half_hourly_schedule_fires_in_both_clock_hours() -> None:
 
 
 def test_tick_is_not_repeated_within_the_repeated_hour() -> None:
-    """In the second of the two hours, the tick of the first is in the past."""
+    """In the second of the two equal hours, the tick of the first one is already past."""
     nightly = schedule(cron="30 2 * * *", timezone="Europe/Berlin")
     assert ticks(nightly, "2026-10-25T02:10+01:00", 1) == ["2026-10-26T02:30+01:00"]
 
@@ -122,7 +122,7 @@ def test_schedule_at_an_instant_fires_once() -> None:
 
 
 def test_impossible_date_never_fires() -> None:
-    assert next_tick(schedule(cron="0 0 30 2 1"), 0) is not None  # it matches Mondays too
+    assert next_tick(schedule(cron="0 0 30 2 1"), 0) is not None  # it also matches Mondays
     assert next_tick(schedule(every=1.0), 10**18) is None
 
 
@@ -135,7 +135,10 @@ def test_impossible_date_never_fires() -> None:
     start=st.integers(ms("2025-01-01"), ms("2028-01-01")),
 )
 def test_ticks_increase_from_any_start(cron: str, zone: str, start: int) -> None:
-    """The ticks do not depend on the start of the search, so they need no state and no leader."""
+    """From any start, the ticks increase.
+
+    They do not depend on where the search starts, so they need no state and no leader.
+    """
     of = schedule(cron=cron, timezone=zone)
     found = [start]
     for _ in range(6):
@@ -183,7 +186,10 @@ def test_tick_on_time_is_sent() -> None:
 
 
 def test_slightly_late_ticks_are_all_sent() -> None:
-    """A pause of three seconds loses no tick of a schedule with one tick per second."""
+    """Ticks that are slightly late are all sent.
+
+    A pause of three seconds loses none, even of a schedule with one tick per second.
+    """
     of = schedule(every=1.0, misfire="skip")
     found = steps(of, 10_000, 13_100)
     assert [each.tick for each in found] == [10_000, 11_000, 12_000, 13_000]
@@ -244,7 +250,7 @@ def test_missed_instant_is_sent_once_or_skipped() -> None:
 def test_steps_are_bounded_and_end_after_now(
     misfire: str, cron: str | None, tick: int, late: int
 ) -> None:
-    """For any due time in Redis, the steps are bounded and distinct, and end after now."""
+    """Whatever due time is in Redis, the steps are bounded and distinct, and end after now."""
     of = schedule(cron=cron, every=None if cron else 7.0, misfire=misfire, timezone="Europe/Berlin")
     now = max(tick, 0) + late
     found = steps(of, tick, now)
@@ -276,7 +282,7 @@ def test_schedule_record_round_trips(payload: Any, every: int, key: str | None) 
 
 
 def test_equal_cron_expressions_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, 10,000 schedules would take 2.3 s of CPU."""
+    """Equal expressions are parsed once. Otherwise, 10,000 schedules would take 2.3 s of CPU."""
     made = []
 
     class Counting(CronSim):
@@ -331,7 +337,7 @@ def test_message_has_the_key_and_due_time_of_its_schedule() -> None:
 
 
 def declare_schedules(tables: list[dict[str, Any]]) -> tuple[Schedule, ...]:
-    """Declare schedules like a user's code."""
+    """Declare schedules in the same way as a user's code."""
     handler = {"topic": "reports", "group": "g", "handler": "work:run", "schedules": tables}
     return config.declare_consumers(config.Settings(), [handler]).schedules
 

@@ -1,4 +1,4 @@
-"""The scoreboard: a process reads the values of another one, even after its death mid-write."""
+"""The scoreboard: a process reads another one's values, even if that one died while writing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_slots_do_not_overlap(board: Scoreboard):
 
 
 def run_in_child(work) -> int:
-    """Run `work` in a forked process and return its status from waitpid."""
+    """Run `work` in a forked process. Return the process's status as waitpid reports it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -125,19 +125,22 @@ def test_parent_reads_the_batch_of_a_killed_child(slot: WorkerSlot):
     assert os.WTERMSIG(run_in_child(work)) == signal.SIGKILL
     assert slot.batch() == Batch([PLACES[1]], [PLACES[3]])
     assert slot.running == [RunningEntry(PLACES[3], 777, slot.run_seq)]
-    assert slot.unfinished == 2  # the running entry and the next one
+    assert slot.unfinished == 2  # the entry that is running and the next one
     assert slot.counter("fetched") == 5
 
 
 def test_half_written_batch_is_read_as_empty(slot: WorkerSlot):
-    """Half a batch may combine new places with old states, which would charge a wrong message."""
+    """A half-written batch counts as empty.
+
+    It may combine new places with old states, which would charge a wrong message.
+    """
     slot.post_batch(PLACES)
     slot.states[0] = RUNNING
 
     class DiedError(Exception):
         pass
 
-    class Places(list):  # kills its process between the two halves of a write
+    class Places(list):  # kills its own process between the two halves of a write
         def __len__(self) -> int:
             if slot.generation % 2:
                 raise DiedError
@@ -236,7 +239,7 @@ def test_slot_table_entries_are_added_and_removed_singly(slot: WorkerSlot):
 
 @pytest.mark.parametrize("lanes", [2, 128, 600, LANES_MAX])
 def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
-    """The slot of a worker with few lanes takes little memory."""
+    """The slot of a worker takes little memory if the worker has few lanes."""
     slot.open_table(lanes)
     last = entries_of(lanes) - 1
     assert slot.in_flight == last + 1
@@ -253,7 +256,10 @@ def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
 
 
 def test_slot_memory_follows_its_lanes():
-    """A slot for 4,096 coroutines is large, and a board may have 4,096 slots."""
+    """The memory of a slot depends on its lanes.
+
+    A slot for 4,096 coroutines is large, and a board may have 4,096 slots.
+    """
     descriptor = os.memfd_create("board")
     try:
         board = scoreboard.Scoreboard(4, descriptor)
@@ -340,7 +346,7 @@ def test_unknown_slot_counter_is_an_error(board: Scoreboard, slot: WorkerSlot):
 
 def test_slot_fields_do_not_overlap():
     fields = [value for value in vars(WorkerSlot).values() if isinstance(value, scoreboard._Field)]
-    # Two words are used by methods and have no attribute.
+    # Two words are used only by methods, and have no attribute.
     own = [scoreboard._PLACES_SIZE, scoreboard._LANES]
     numbers = [*own, *(field.index for field in fields)]
     assert len(numbers) == len(set(numbers))
@@ -360,7 +366,10 @@ def test_bucket_bounds_equal_the_shifted_values():
 
 
 def test_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
-    """Unused lanes also contain index 0. They must not hide the start of entry 0."""
+    """The first entry of a batch has its start.
+
+    Unused lanes also contain index 0, and must not hide it.
+    """
     slot.post_batch(PLACES)
     slot.lanes[0], slot.lanes[1] = 0, 777
     slot.states[0] = RUNNING
@@ -368,7 +377,7 @@ def test_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
 
 
 def test_detached_slot_writes_to_private_memory():
-    """Writes of a forked child never reach the process that owns the slot."""
+    """What a forked child writes never reaches the process that owns the slot."""
     board = Scoreboard(slots=4)
     slot, other = board.allot(Assignment("a", 0, "g")), board.allot(Assignment("a", 1, "g"))
     slot.words[WORD_COMMAND], slot.states[5] = 2, RUNNING

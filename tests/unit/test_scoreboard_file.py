@@ -1,4 +1,4 @@
-"""The file of a scoreboard: a damaged file is refused and never prevents a start."""
+"""A damaged file of a scoreboard is refused, and never prevents a start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_scoreboard_file_header_round_trips():
 
 @pytest.mark.parametrize("document", [b"{", b"\xff", b"[" * 900, b"[]", b"7", b""])
 def test_header_with_valid_checksum_and_invalid_json_is_refused(document: bytes):
-    """The error is a ScoreboardFileError, not the decoder's own, which would prevent the start."""
+    """The error is a ScoreboardFileError. The decoder's own error would prevent the start."""
     magic = scoreboard_file.pack_header({})[:20]
     raw = struct.pack("<20sII", magic, len(document), zlib.crc32(document)) + document
     with pytest.raises(scoreboard_file.ScoreboardFileError, match="not a streamqd scoreboard"):
@@ -39,7 +39,7 @@ def test_header_with_valid_checksum_and_invalid_json_is_refused(document: bytes)
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a private directory in memory."""
+    """A private directory in memory."""
     place = scoreboard_file.folder(os.environ, os.geteuid())
     if place is None:
         pytest.skip("no memory file system can be written")
@@ -62,7 +62,7 @@ def lock(tmp_path: Path) -> Iterator[InstanceLock]:
 
 @pytest.fixture
 def logged_problems(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the problems in the log."""
+    """Return the problems that were logged."""
     found: list[str] = []
 
     def note(name: str, _level: int = 0, **fields: object) -> None:
@@ -98,7 +98,10 @@ def test_unreadable_board_is_renamed_after_any_exception(
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception],
 ):
-    """After any error in reading, the file is renamed, logged once, and the start continues."""
+    """Whatever goes wrong, the file is renamed, and the start continues.
+
+    The problem is logged once.
+    """
     start(lock)
 
     def fail(_raw: bytes) -> dict[str, object]:
@@ -119,7 +122,7 @@ def test_unreadable_board_is_renamed_after_any_exception(
 def test_unreadable_slot_costs_only_its_own_assignment(
     memory: Path, lock: InstanceLock, logged_problems: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """An unexpected error about one slot leaves the other assignments resumable."""
+    """After an unexpected error about one slot, all other assignments can still be resumed."""
     start(lock)
     read = WorkerSlot.checked_batch
 
@@ -148,7 +151,7 @@ def _pipe(path: Path) -> None:
 def test_scoreboard_that_is_not_a_file_is_moved_aside(
     memory: Path, lock: InstanceLock, logged_problems: list[str], obstacle: Callable[[Path], None]
 ):
-    """A directory in place of the file must not prevent the start of the daemon."""
+    """If there is a directory in place of the file, the daemon still starts."""
     start(lock)
     obstacle(board_in(memory))
     assert start(lock).resumable == {}
@@ -159,7 +162,7 @@ def test_scoreboard_that_is_not_a_file_is_moved_aside(
 def test_unrenamable_board_does_not_prevent_the_start(
     memory: Path, lock: InstanceLock, logged_problems: list[str]
 ):
-    """With directories in both places, the daemon starts without a file."""
+    """If there are directories in both places, the daemon starts without a file."""
     start(lock)
     path = board_in(memory)
     _folder(path)
@@ -176,7 +179,7 @@ def test_unrenamable_board_does_not_prevent_the_start(
 def test_random_bytes_in_a_board_never_prevent_a_start(
     memory: Path, lock: InstanceLock, logged_problems: list[str]
 ):
-    """300 boards with random bytes in random places are used in part or renamed."""
+    """300 boards with random bytes in random places are either used in part or renamed."""
     start(lock)
     drawn = random.Random(20)
     sizes = [1, 8, 64, 4096]

@@ -1,4 +1,4 @@
-"""No script reads a whole collection: each listing command has a bound. No server."""
+"""No script reads a whole collection. Each command that lists one has a bound. No server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ _LISTS = {
     *("XRANGE", "XREVRANGE", "XPENDING", "LRANGE", "SORT"),
     *("HGETALL", "HKEYS", "HVALS", "SMEMBERS", "SUNION", "SINTER", "SDIFF", "KEYS"),
 }
-# Commands whose arguments have no bound, and the reason why they are bounded.
+# The arguments of these commands have no bound of their own. Each has a reason why it is bounded
+# nevertheless.
 BOUNDED_OTHERWISE = {
     "'HKEYS', attempts": "only of a hash with at most SMALL fields",
     "'HGETALL', control": "the orders of a fleet: a field for each kind and instance",
@@ -69,7 +70,7 @@ def find_unbounded_calls(code: str) -> list[str]:
 
 
 def arguments(code: str) -> list[str]:
-    """Return the arguments in front of the closing bracket, split at commas."""
+    """Return the arguments in front of the closing bracket, split at the commas."""
     depth, parts = 0, [""]
     for token in _TOKEN.findall(code):
         if token in "({":
@@ -88,12 +89,13 @@ def arguments(code: str) -> list[str]:
 def _is_bounded(call: list[str]) -> bool:
     name, *rest = call
     if not name.startswith("'"):
-        return rest[-2] == "'COUNT'"  # the command's name is in a variable
+        return rest[-2] == "'COUNT'"  # a variable contains the command's name
     command = name.strip("'")
     if command not in _LISTS:
         return True
     if command == "XPENDING":
-        # key, group, first, last, count [, consumer]. IDLE scans every entry that is not idle.
+        # The arguments are key, group, first, last, count [, consumer]. With IDLE, the server would
+        # scan every entry that is not idle.
         return len(rest) in (5, 6) and "'IDLE'" not in rest
     if command in ("XRANGE", "XREVRANGE"):
         return "'COUNT'" in rest or (len(rest) == 3 and rest[1] == rest[2])
@@ -146,12 +148,12 @@ def test_bounded_calls_are_accepted(call: str) -> None:
 
 
 def sources() -> dict[str, str]:
-    """Return each file of lua/ and each shared block, without comments, by name."""
+    """Return each file of lua/ and each shared block by name, without comments."""
     return {path.stem: re.sub(r"--[^\n]*", "", path.read_text()) for path in LUA.glob("*.lua")}
 
 
 def constants() -> dict[str, int]:
-    """Return each number that a script names in capitals, as `_lists.SLICE`."""
+    """Return each number that has a name in capitals in a script, such as `_lists.SLICE`."""
     found = re.compile(r"^local ([A-Z_]+) = (\d+) *$", re.M)
     return {
         f"{name}.{constant}": int(value)
@@ -161,7 +163,7 @@ def constants() -> dict[str, int]:
 
 
 def find_unpacked_lists() -> set[str]:
-    """Return each list that a script unpacks as a whole, as `settle_note: higher`."""
+    """Return each list that a script unpacks as a whole, such as `settle_note: higher`."""
     found = set()
     for name, code in sources().items():
         for call in re.finditer(r"(?<!\.)\bunpack\(", code):
@@ -180,11 +182,12 @@ def bound(name: str) -> int:
     return constants()[name]
 
 
-# A retry or dead letter as Python sends it: all names and values, with the added fields.
+# A retry or dead letter as Python sends it: all names and values, together with the added fields.
 LETTER_VALUES = dead_letters.BODY_VALUES_MAX + dead_letters.ADDED_VALUES_MAX
 
-# Each list that a script unpacks as a whole, with its maximal number of values: the limit of
-# the Python code or of the script that fills it. A string is a constant of a script.
+# Each list that a script unpacks as a whole, with the maximum number of its values. That is the
+# limit in the Python code or in the script that fills the list. A string names a constant of a
+# script.
 UNPACKED: dict[str, int | str] = {
     "_settle_items: ARGV, at + 1, last": LETTER_VALUES,
     "_settle_items: list": LETTER_VALUES,
@@ -218,8 +221,8 @@ UNPACKED: dict[str, int | str] = {
     "sink_publish: fields": spark.FIELDS_MAX,
 }
 
-# Each named number of a script: the equal number in Python, or the reason why no caller depends
-# on it.
+# Each number that has a name in a script, with the numbers in Python that must be equal, or the
+# reason why no caller depends on it.
 TIED: dict[str, int | str] = {
     "_byte_limit.BYTES_MAX": items.BYTES_MAX,
     "_owner_changes.CHANGES_MAX": leases.CHANGES_MAX,
@@ -246,7 +249,7 @@ TIED: dict[str, int | str] = {
 
 
 def test_every_unpacked_list_fits_the_lua_stack() -> None:
-    """Callers pass at most as many values to a script as one `unpack` takes."""
+    """Callers pass no more values to a script than one `unpack` takes."""
     assert find_unpacked_lists() == UNPACKED.keys(), "a list without its limit"
     limits = {
         what: bound(limit) if isinstance(limit, str) else limit for what, limit in UNPACKED.items()
@@ -257,7 +260,7 @@ def test_every_unpacked_list_fits_the_lua_stack() -> None:
 
 
 def test_every_script_constant_equals_its_python_constant() -> None:
-    """A limit in a script equals the limit in the Python code of its call."""
+    """A limit in a script equals the limit in the Python code that calls it."""
     found = constants()
     assert found.keys() == TIED.keys(), "a number that nothing ties"
     tied = {name: value for name, value in TIED.items() if isinstance(value, int)}
@@ -265,7 +268,7 @@ def test_every_script_constant_equals_its_python_constant() -> None:
 
 
 def checked_limits() -> set[str]:
-    """Return each limit that a function of store/ checks before it builds a call."""
+    """Return each limit that a function in store/ checks before it builds a call."""
     found = set()
     for path in STORE.glob("*.py"):
         code = path.read_text()
@@ -276,14 +279,14 @@ def checked_limits() -> set[str]:
 
 
 def largest(setting: str) -> int:
-    """Return the largest value that a setting of a consumer takes."""
+    """Return the largest value that a consumer's setting may have."""
     (field,) = [each for each in dataclasses.fields(Consumer) if each.name == setting]
     return int(field.metadata["setting"].max)
 
 
-# Each limit that store/ checks, with the parts and pages that callers make.
+# Each limit that store/ checks, with the sizes of the parts and pages that callers make.
 FEEDERS: dict[str, list[int]] = {
-    "dead.DELIVER_MAX": [],  # the admin command asks for the number of fields first
+    "dead.DELIVER_MAX": [],  # the admin command first asks for the number of fields
     "dead.ITEMS_MAX": [dead_letter_expirer.PAGE],
     "dead.PLACES_MAX": [reading.PAGE_MAX],
     "directives.DIRECTIVES_MAX": [],
@@ -324,10 +327,10 @@ def test_pages_of_admin_commands_are_short() -> None:
 
 
 def test_two_reads_fit_into_the_worker_table() -> None:
-    """A read brings up to `prefetch_max` of each stream while as many run."""
+    """A read brings up to `prefetch_max` entries of each stream while as many are running."""
     lanes = largest("concurrency")
     assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
-    # The table holds one read, unsettled entries of the previous one, and held messages.
+    # The table holds one read, the unsettled entries of the previous one, and held messages.
     assert 3 * largest("prefetch_max") + serial.DUE_MAX <= entries_of(1)
 
 

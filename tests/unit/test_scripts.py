@@ -1,4 +1,4 @@
-"""Headers of scripts: parsing, calls by name, and the rules of lint. No server."""
+"""Headers of scripts are parsed and linted, and calls find scripts by name. No server."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_charged_place_is_passed_once() -> None:
     assert call.argv[4:] == ("t1", "g", 1, b"m:2-0", b"m:1-0")
 
 
-# `source` is either stream of a pair, and schedules build other keys.
+# `source` is one of a pair's two streams, and schedules build other keys.
 NAMED = (_GROUP_KEYS | _PARTITION_KEYS).keys() - {"source"}
 PLACED = [
     pytest.param(script, key, id=f"{script.name}-{key.name}")

@@ -64,7 +64,7 @@ WAITS = {1: 1.0, 2: 2.0, 3: 4.0, 4: 8.0}
 
 
 def expected_verdict(name: str, attempt: int, crashes: int, age: float) -> Verdict:
-    """Return the verdict that the documentation promises, read line by line."""
+    """Return the verdict that the documentation promises, according to its text."""
     if name in ("dead", "undecodable"):
         return DeadVerdict(name)
     if name == "release":

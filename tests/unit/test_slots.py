@@ -1,4 +1,4 @@
-"""Slots, the map of a cluster and redirections, as far as they need no server."""
+"""Slots, the map of a cluster, and redirections, as far as they need no server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B, C = (Address("10.0.0.1", 7000 + number) for number in range(3))
 
 @pytest.mark.parametrize(
     ("key", "slot"),
-    # From the cluster specification and from CLUSTER KEYSLOT of a server.
+    # These slots are from the cluster specification and from a server's CLUSTER KEYSLOT.
     [("123456789", 12739), ("foo", 12182), ("{foo}bar", 12182), ("a{}b", key_slot(b"a{}b"))],
 )
 def test_slot_of_matches_redis_cluster(key: str, slot: int) -> None:

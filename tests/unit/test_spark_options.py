@@ -1,4 +1,4 @@
-"""The options of the Spark source and sink: read once, with all invalid options in one error."""
+"""The options of the Spark source and sink are read once. One error names all invalid options."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_wrong_write_option_is_reported(options: dict[str, object], sentence: st
 def test_option_without_effect_on_a_read_is_refused(
     stream: bool, given: dict[str, str], sentence: str
 ) -> None:
-    """A batch read rejects the limits of streams, because it would ignore them."""
+    """A batch read rejects the limits for streams, because it would ignore them."""
     with pytest.raises(OptionsError, match=sentence):
         options.refuse_ignored(given, stream=stream)
     options.refuse_ignored(given, stream=not stream)

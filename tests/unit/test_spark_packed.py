@@ -1,4 +1,4 @@
-"""Msgpack payloads become JSON with equal values, or get the reason why they cannot."""
+"""A Msgpack payload becomes JSON with equal values, or a reason why it cannot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read(payload: bytes | None) -> tuple[bytes | None, str | None]:
 
 
 def pack_field(value: bytes, name: bytes = b"x") -> bytes:
-    """Return a map of one name with an encoded value."""
+    """Return a map that has one name, with this encoded value."""
     return b"\x81" + bytes([0xA0 + len(name)]) + name + value
 
 
@@ -64,15 +64,15 @@ def timestamp(seconds: int, nanoseconds: int = 0) -> bytes:
     [
         (b"\x80", "{}"),
         (pack({"a": [None, True, -1, 2**64 - 1, 1.5, "ü\x00"], "b": {"c": {}}}), None),
-        (pack_field(b"\xca\x3f\x80\x00\x00"), '{"x":1.0}'),  # a float of 4 bytes
+        (pack_field(b"\xca\x3f\x80\x00\x00"), '{"x":1.0}'),  # a float in 4 bytes
         (pack_field(b"\xca\x3d\xcc\xcc\xcd"), '{"x":0.10000000149011612}'),
         (
             pack_field(b"\xd3" + struct.pack(">q", 5)),
             '{"x":5}',
-        ),  # an encoding longer than necessary
+        ),  # an encoding that is longer than necessary
         (pack_field(b"\xd9\x01a"), '{"x":"a"}'),
         (pack_field(b"\xdd\x00\x00\x00\x01\xde\x00\x01\xa1a\xcc\x01"), '{"x":[{"a":1}]}'),
-        (pack_field(b"\xc4\x02hi"), '{"x":"aGk="}'),  # a value whose name is no column
+        (pack_field(b"\xc4\x02hi"), '{"x":"aGk="}'),  # a value whose name is not a column
         (pack_field(b"\xc4\x02hi", b"raw"), '{"raw":"aGk="}'),
         (pack_field(b"\xc5\x00\x02hi", b"raw"), '{"raw":"aGk="}'),
         (pack_field(b"\x92\xc4\x02hi\xc0", b"many"), '{"many":["aGk=",null]}'),
@@ -107,7 +107,7 @@ HOSTILE = [
     (None, "it has no payload"),
     (b"", "it has no payload"),
     (b"\xc1", BROKEN),
-    (b'{"id": 1}', BROKEN),  # JSON: an integer, and more bytes
+    (b'{"id": 1}', BROKEN),  # JSON; read as Msgpack, it is an integer followed by more bytes
     (b"\x81\xa1x", BROKEN),
     (pack({"x": "text"})[:-1], BROKEN),
     (b"\x80\x80", BROKEN),
@@ -124,7 +124,8 @@ HOSTILE = [
     (b"\xc0", "it is msgpack, but not a map"),
     (b"\x82\xa2id\x01\xa2id\x02", "the name 'id' occurs twice"),
     (b"\x82\xa2id\x01\xd9\x02id\x02", "the name 'id' occurs twice"),
-    # As long as the map without the first value, because a float of 4 bytes becomes one of 8.
+    # This is as long as the map without its first value, because a float in 4 bytes becomes one in
+    # 8.
     (b"\x82\xa1a\xcd\x01\x00\xa1a\xca\x3f\x80\x00\x00", "the name 'a' occurs twice"),
     (pack_field(b"\x82\xa2\xc3\xbc\x01\xa2\xc3\xbc\x02"), "the name '\\xfc' occurs twice"),
     (b"\x81\x01\x02", KEY),
@@ -141,7 +142,7 @@ HOSTILE = [
     (pack_field(b"\xa3\xed\xa0\x80"), TEXT),  # half of a surrogate pair
     (pack_field(b"\xd4\x05\x00"), "it contains a value of the extension type 5"),
     (pack_field(b"\xc7\x00\x80"), "it contains a value of the extension type -128"),
-    (pack_field(b"\xd4\xff\x00"), BROKEN),  # a timestamp of one byte
+    (pack_field(b"\xd4\xff\x00"), BROKEN),  # a timestamp in one byte
     (pack_field(timestamp(1, 1_000_000_000)), BROKEN),
     (pack_field(timestamp(1 << 62)), YEARS),
     (pack_field(timestamp(-62_135_596_801)), YEARS),
@@ -149,7 +150,7 @@ HOSTILE = [
     (
         pack_field(b"\xc4\x03\xd7\x6d\xf8", b"money"),
         "money is not decimal(10,2)",
-    ),  # base64 of "1234"
+    ),  # "1234" in base64
     (
         b"\x82\xa2id\xc4\x00\xa4tags\x81\xa1k\x81\xa1n\xc4\x00",
         "id is not bigint; tags is not map<string,struct<n:bigint,b:binary>>",

@@ -1,4 +1,4 @@
-"""Tables derived from other tables, without Spark: strict JSON, files by date, paired tables."""
+"""Tables derived from others, without Spark: strict JSON, files by date, and paired tables."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ PIECES = st.sampled_from(
     lambda found: json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
 ))  # fmt: skip
 def test_fast_reader_agrees_with_the_exact_reader(payload: bytes) -> None:
-    """Each object of the fast reader equals that of the exact reader."""
+    """The fast reader returns the same objects as the exact one."""
     for each in (payload, b'{"a": ' + payload + b"}", *HARD):
         found = strict.decode_strict(each)
         if found is not None:
@@ -227,7 +227,10 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
 
 
 def test_field_names_that_differ_in_case_are_reported(tmp_path: Path) -> None:
-    """A warning for each of thousands of such names would fill the memory."""
+    """Names that differ only in case are reported together.
+
+    One warning for each of thousands of such names would fill the memory.
+    """
     kind = StructType().add("amount", LongType()).add("id", LongType())
     place = location(tmp_path)
     columns = pa.schema([*parsed_columns(), *table_columns(kind)]).remove(0)
@@ -265,20 +268,27 @@ def test_rescued_fields_keep_their_exact_text() -> None:
 
 
 def test_deeply_nested_payload_is_rescued_whole() -> None:
-    """Spark judges such rows. If one fit without being divided, the task would always fail."""
+    """Such a payload is rescued as a whole.
+
+    Spark decides which rows these are, and the task would always fail if one fit without being
+    divided.
+    """
     payload = b'{"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
     assert rescue_fields(payload, {"b"}) == payload.decode()
 
 
 def test_struct_without_fields_is_refused() -> None:
-    """Otherwise, a table would be created whose files no task can write."""
+    """A struct without fields is refused.
+
+    Otherwise, a table would be created whose files no task can write.
+    """
     kind = StructType().add("id", LongType()).add("a", ArrayType(StructType()))
     with pytest.raises(RequestRefusedError, match=r"a\.element is a struct without fields"):
         table_columns(kind)
 
 
 def test_number_only_for_spark_stays_undecided() -> None:
-    """Only Spark can decide whether such a text is a number."""
+    """Only Spark can decide if such a text is a number, so it stays undecided."""
     texts = ["free", "see1234", "x" * 1001]
     assert convert(pa.decimal128(10, 2), texts)[1:] == ({0}, {1, 2})
     assert convert_unit(pa.timestamp("us", tz="UTC"), texts, 1000)[1:] == ({0}, {1, 2})
@@ -286,7 +296,7 @@ def test_number_only_for_spark_stays_undecided() -> None:
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", tz="UTC")])
 def test_time_only_for_spark_stays_undecided(kind: Any) -> None:
-    """Spark removes GMT, so the second text is a time. Only Spark can decide this."""
+    """Only Spark can decide if such a text is a time. It ignores GMT, so the second text is one."""
     found = convert(kind, ["never", "GMT2025-11-20", "T10:00", None])
     assert (found.wrong, found.undecided) == ({0}, {1, 2})
 
@@ -345,7 +355,10 @@ def test_owed_files_are_committed_on_open(archive: Archive) -> None:
 
 
 def test_column_bounds_are_in_the_table_log(archive: Archive) -> None:
-    """Without bounds in the log, every query of a column reads all files."""
+    """The log of the table contains the bounds of columns.
+
+    Without them, every query of a column would read all files.
+    """
     moment = dt.datetime(2025, 11, 20, 10, 0, 0, 1_001, dt.UTC)
     values: dict[str, list[Any]] = {
         "entry_partition": [1, 0],
@@ -380,7 +393,7 @@ def test_column_bounds_are_in_the_table_log(archive: Archive) -> None:
 
 
 def test_column_named_like_the_ids_has_no_bounds(archive: Archive) -> None:
-    """A query of a bucket does not mistake this column for the ids of entries."""
+    """Without its bounds, a query of a bucket cannot mistake this column for the IDs of entries."""
     schema = pa.schema([("id_ms", pa.string()), ("timestamp", pa.timestamp("us", tz="UTC"))])
     table = archive.derived_table("odd", RESULTS, schema)
     assert table is not None
@@ -416,7 +429,7 @@ def test_column_named_like_the_ids_has_no_bounds(archive: Archive) -> None:
 def test_values_without_a_bound_are_stored(
     archive: Archive, kind: Any, values: list[Any], bounded: bool
 ) -> None:
-    """A task writes such values, and other files keep their statistics."""
+    """Values that have no bound are written by a task, and other files keep their statistics."""
     schema = pa.schema([("n", pa.int64()), ("x", kind)])
     table = archive.derived_table("odd", RESULTS, schema)
     assert table is not None
@@ -441,7 +454,10 @@ def test_missing_owed_file_is_reported(archive: Archive) -> None:
 
 
 def test_table_without_its_quarantine_is_refused(archive: Archive) -> None:
-    """With a new quarantine, the rows of the deleted one would be in neither table."""
+    """A table without its quarantine is refused.
+
+    With a new quarantine, the rows of the deleted one would be in neither table.
+    """
     table, quarantine = make_pair(archive)
     open_pair(archive, "orders")
     shutil.rmtree(quarantine.folder.path)
@@ -496,7 +512,7 @@ def test_table_schema_grows_but_never_changes(archive: Archive) -> None:
 def test_unparsed_entries_do_not_hide_a_loss(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old dates of the raw table were deleted, and as many new entries were added."""
+    """Old dates of the raw table were deleted, and just as many new entries were added."""
     raw = archive.table("orders", create=True)
     table, quarantine = make_pair(archive)
     assert raw is not None
@@ -517,7 +533,10 @@ def test_unparsed_entries_do_not_hide_a_loss(
 
 
 def test_restarted_table_keeps_no_rows(archive: Archive) -> None:
-    """A kill between the two commits leaves the quarantine for the next run."""
+    """A restarted table keeps no rows.
+
+    If its run is killed between the two commits, the quarantine is left to the next run.
+    """
     table, quarantine = make_pair(archive)
     files = write_unfit(quarantine, "1-0", "2-0")
     table.append([], position_at(2), owed=UnparsedFiles(0, tuple(files)))
@@ -537,7 +556,7 @@ def test_restarted_table_keeps_no_rows(archive: Archive) -> None:
 def test_chunks_advance_in_every_partition(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition far ahead of the dates of a chunk keeps its position."""
+    """A partition that is far ahead of the dates in a chunk keeps its position."""
     monkeypatch.setattr(parsed, "CHUNK", 1)
     raw = archive.table("orders", create=True)
     assert raw is not None

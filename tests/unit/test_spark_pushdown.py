@@ -1,4 +1,4 @@
-"""Filters that the Spark source accepts: no filter loses a row."""
+"""The Spark source accepts filters, and none of them loses a row."""
 
 from __future__ import annotations
 

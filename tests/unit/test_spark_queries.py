@@ -1,4 +1,4 @@
-"""The reason for a failure of Spark, as a sentence."""
+"""A sentence gives the reason for a failure of Spark."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_spark_failure_is_reported_as_one_sentence(raised: str, told: str) -> No
 def test_outage_inside_spark_keeps_its_error_class(
     raised: str, kind: type[StreamqdError], told: str
 ) -> None:
-    """An outage of Redis has the same exit code in a task as elsewhere."""
+    """An outage of Redis has the same exit code inside a task as elsewhere."""
     found = to_streamqd_error(Exception(f"{LOST} {CRASHED}\n{raised}\n\tat org.apache.X"))
     assert type(found) is kind
     assert str(found).startswith(told)

@@ -1,4 +1,4 @@
-"""A report without Spark: its findings, its changes, and a page without injection."""
+"""A report without Spark has findings and changes, and its page cannot be injected into."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streamqd.spark.pipelines.report_page import page, period, run_time
 NOW = 1_763_600_000_000
 EVIL = "\"'><script>alert(1)</script><img src=http://example.com/x>\x1b[31m\u202e{{ 7*7 }}&amp;"
 VOID = {"meta", "br", "wbr"}
-OPEN = {"td", "th", "tr"}  # tags that HTML allows to stay open
+OPEN = {"td", "th", "tr"}  # tags that HTML allows to be left open
 
 GROUP = GroupStatus(
     topic="orders", group="billing", partitions=4, owned=4, condition="ready",
@@ -43,7 +43,7 @@ FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, NO_SCHEDULES, []
 def live_fleet(
     *groups: GroupStatus, lagging: list[LaggingGroup] | None = None, **more: Any
 ) -> StatusView:
-    """Return a fleet with a live instance."""
+    """Return a fleet that has one live instance."""
 
     class Alive:
         instance, state = "west-1", "working"
@@ -53,7 +53,7 @@ def live_fleet(
 
 
 def topic(name: str = "orders", *held: int, **more: Any) -> dict[str, Any]:
-    """Return a topic with these numbers of entries in its partitions."""
+    """Return a topic whose partitions have these numbers of entries."""
     partitions = [
         {"partition": at, "entries": each, "bytes": each, "first_unix_ms": NOW, "last_unix_ms": NOW}
         for at, each in enumerate(held)
@@ -75,7 +75,7 @@ def cause(letters: int, **more: Any) -> dict[str, Any]:
 
 
 def finding_lines(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
-    """Return the findings, one line each."""
+    """Return the findings, one per line."""
     found = assess_status(seen, topics)["findings"]
     return [f"{each['severity']}: {each['about']}: {each['text']}" for each in found]
 
@@ -84,7 +84,7 @@ def finding_lines(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
 
 
 def test_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
-    """A topic of five entries gets no advice on its partitions."""
+    """A healthy topic of five entries gets no advice on its partitions."""
     hot = [{"key": "k", "crc32": 1, "entries": 5, "keys": 1}]
     assert finding_lines(live_fleet(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
 
@@ -154,7 +154,7 @@ def test_skew_finding_names_the_key_or_partition_count() -> None:
             " keys, such as user-7/orders"
         )
     ]
-    # Eight keys share one of two partitions. Four partitions would separate them.
+    # Eight keys share one of two partitions, and four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
     uneven = assess_status(live_fleet(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
     assert [(each["text"], each["command"]) for each in uneven] == [
@@ -185,7 +185,7 @@ def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
-    """Return a report's figures without a comparison."""
+    """Return the figures of a report that is compared with nothing."""
     made = {
         "format": FORMAT, "version": "1", "made_unix_ms": NOW, "since_unix_ms": None,
         "until_unix_ms": NOW, "seconds": 1.0,
@@ -243,7 +243,7 @@ def test_last_report_is_compared_only_by_numbers() -> None:
 
 
 class Reader(HTMLParser):
-    """Collects the parts of a page. Fails if a tag stays open."""
+    """Collects the parts of a page. Fails if a tag is left open."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class Reader(HTMLParser):
 
 
 def hostile_report() -> dict[str, Any]:
-    """Return a report in which every text is foreign input."""
+    """Return a report whose texts are all foreign input."""
     texts = ("fingerprint", "id", "place", "error_class", "error_message", "reason", "handler")
     row = dict.fromkeys(("name", "type", "least", "greatest"), EVIL)
     row |= {"count": 3, "nulls": 0, "distinct": 1, "top": [{"item": EVIL, "count": 3}]}
@@ -317,7 +317,7 @@ def test_report_page_has_plots_and_figures() -> None:
 
 
 def past_history(**more: Any) -> dict[str, Any]:
-    """Return the history of a topic over two hours."""
+    """Return a topic's history of two hours."""
     group = {
         "group": EVIL, "handler": EVIL, "handled": 123_456, "failed": 7, "retried": 6,
         "dead_lettered": 1, "most_lag": 5_000, "p50_seconds": 0.034, "p95_seconds": 1.07,
@@ -406,7 +406,7 @@ WIDTHS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("buckets", [2, 3, 17, 60])
 def test_time_labels_are_unique_and_do_not_overlap(width: int, buckets: int) -> None:
-    """Buckets under a minute have labels with seconds, and the labels do not overlap."""
+    """Buckets of less than a minute have labels with seconds, and labels never overlap."""
     first = NOW - NOW % (1000 * width)
     last = first + 1000 * width * buckets
     found = [*time_labels(first, last, 5.0)]
@@ -463,7 +463,7 @@ def test_chart_has_separators_years_and_a_tooltip() -> None:
 
 
 def test_empty_window_is_reported() -> None:
-    """For an empty window, the page has a sentence instead of a list of findings."""
+    """If the window is empty, the page says so in a sentence instead of listing findings."""
     made = document(live_fleet(), topic("orders", 0)) | {
         "since_unix_ms": NOW,
         "until_unix_ms": None,
@@ -474,7 +474,7 @@ def test_empty_window_is_reported() -> None:
 
 
 def test_payload_finding_names_the_quarantine() -> None:
-    """The finding's command counts the rows of the quarantine by reason."""
+    """The command of the finding counts the quarantine's rows by reason."""
     fields = {"fits": 1, "bad": 2, "rows": []}
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
     made = document(live_fleet(GROUP), topic("orders", 3, fields=fields, quarantine=held))

@@ -1,4 +1,4 @@
-"""Entries as Arrow columns: types, layouts, and entries of other clients."""
+"""Entries become Arrow columns, with the right types and layouts, even those of other clients."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ FLAT = st.lists(
 
 @given(st.lists(FLAT, max_size=8))
 def test_entry_columns_are_independent_of_neighbors(bodies: list[list[bytes]]) -> None:
-    """The rows must not depend on the order of fields in neighboring entries."""
+    """The columns of an entry do not depend on the order of fields in neighboring entries."""
     entries = [[b"%d-0" % number, body] for number, body in enumerate(bodies)]
     together = table(entries)
     assert together == [row for one in entries for row in table([one])]
@@ -183,7 +183,7 @@ def test_headers_are_read_if_only_some_entries_have_them() -> None:
 
 
 def test_batch_has_the_column_types_of_spark() -> None:
-    """Spark refuses a batch with any other type, order or nullability."""
+    """Spark refuses a batch whose columns have any other type, order or nullability."""
     types = pytest.importorskip("pyspark.sql.types")
     pandas_types = pytest.importorskip("pyspark.sql.pandas.types")
     simple = {

@@ -1,4 +1,4 @@
-"""The archive's tables, without Spark: writing files, committing them, and their failures."""
+"""The archive's tables, without Spark: writing files, committing them, and failures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def open_table(archive: Archive, topic: str = "access") -> ArchiveTable:
 
 
 def write_files(into: ArchiveTable, low: int, high: int, partition: int = 0) -> list[WrittenFile]:
-    """Write files with the entries (low, high] into the table's folder."""
+    """Write files with the entries (low, high] to the table's directory."""
     writer = PartWriter(into.folder, partition)
     writer.write(table(range(low + 1, high + 1)))
     return writer.finish()
@@ -79,7 +79,7 @@ def add(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
 
 
 def read_ids(archive: Archive) -> list[int]:
-    """Return the rows that an independent reader of Delta tables sees."""
+    """Return the rows that an independent reader of Delta tables finds."""
     found = deltalake.DeltaTable(str(archive.folder("access"))).to_pyarrow_table(columns=["id_ms"])
     return sorted(found["id_ms"].to_pylist())
 
@@ -133,7 +133,7 @@ def test_buffered_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_unordered_rows_are_refused(tmp_path: Path) -> None:
-    """A file's first and last row define its range of ids."""
+    """Rows out of order are refused: a file's first and last row define its range of IDs."""
     writer = PartWriter(location(tmp_path), 0)
     writer.write(table([5, 6]))
     with pytest.raises(ValueError, match="follows the later entry"):
@@ -177,14 +177,17 @@ def test_positions_are_read_from_the_newest_commit(archive: Archive) -> None:
     made = open_table(archive)
     assert made.positions == {}
     add(made, 0, 3)
-    made.append([], {("access", 1): Position((5, 7), None)})  # every entry was gone
+    made.append([], {("access", 1): Position((5, 7), None)})  # every entry is gone
     expected = {PLACE: Position((3, 0), 3), ("access", 1): Position((5, 7), None)}
     assert made.positions == open_table(archive).positions == expected
     assert archive.topics() == ["access"]
 
 
 def test_second_concurrent_run_is_refused(archive: Archive) -> None:
-    """The lease is only advisory. The conflict check is the fence."""
+    """The second run is refused by the conflict check.
+
+    That check is the fence, because the lease is only advisory.
+    """
     first, second = open_table(archive), open_table(archive)
     files = write_files(second, 0, 3)
     add(first, 0, 3)
@@ -250,7 +253,7 @@ def test_other_programs_may_compact_and_vacuum(archive: Archive) -> None:
     again = open_table(archive)
     assert again.positions == {PLACE: Position((6, 0), 6)}
     again.verify(again.files())
-    add(made, 6, 7)  # a run that has not refreshed its view since
+    add(made, 6, 7)  # a run that has not refreshed its view since then
     assert read_ids(archive) == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -270,7 +273,7 @@ def test_archive_continues_from_a_restored_version(archive: Archive) -> None:
 
 
 def write_spark_restore(folder: Path, version: int, given: Any) -> None:
-    """Return the commit that Spark writes for a restore. delta-rs wrote the same before."""
+    """Write the commit that Spark makes for a restore."""
     info = {"timestamp": 2_000_000_000_000, "operation": "RESTORE", "operationParameters": given}
     (folder / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}))
 
@@ -288,7 +291,7 @@ def test_restore_by_spark_resets_the_positions(archive: Archive, null: str | Non
 
 
 def storage_time(made: ArchiveTable, version: int) -> int:
-    """Return the commit time of a version in Unix ms."""
+    """Return when a version was committed (unix ms)."""
     listed = deltalake.DeltaTable(str(made.folder)).history()
     return int(next(each["timestamp"] for each in listed if each.get("version") == version))
 
@@ -325,7 +328,7 @@ def test_table_with_unsupported_features_is_refused(archive: Archive) -> None:
 
 
 def add_column_mapping(schema: Any, numbers: Iterator[int]) -> None:
-    """Add the metadata that Spark gives each field when column mapping is enabled."""
+    """Add the metadata that Spark gives each field if column mapping is enabled."""
     for field in schema["fields"]:
         number = next(numbers)
         field["metadata"] = {
@@ -341,7 +344,10 @@ def add_column_mapping(schema: Any, numbers: Iterator[int]) -> None:
 
 @pytest.mark.parametrize("mode", ["name", "id"])
 def test_older_column_mapping_is_refused(archive: Archive, mode: str) -> None:
-    """Protocols before features only have a number, so the table property decides."""
+    """An older column mapping is refused.
+
+    Protocols without features have only a number, so the table's property decides.
+    """
     made = open_table(archive)
     log = made.folder.path / "_delta_log"
     first = [json.loads(each) for each in (log / f"{0:020d}.json").read_text().splitlines()]
@@ -490,7 +496,7 @@ def all_paths(archive: Archive) -> set[Path]:
 )
 @example("..")
 def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) -> None:
-    """A topic's name cannot change the archive of another topic."""
+    """The name of a topic can never change the archive of another topic."""
     if not archive.topics():
         add(open_table(archive), 0, 3)
     before = all_paths(archive)
@@ -505,7 +511,7 @@ def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) 
 
 
 def test_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
-    """Through a link below the root, rows would be written to another folder."""
+    """A link below the root is not followed, because rows would be written to another directory."""
     (tmp_path / "elsewhere").mkdir()
     (archive.root.path / "tables").mkdir()
     (archive.root.path / "tables" / "access").symlink_to(tmp_path / "elsewhere")
@@ -528,7 +534,10 @@ def test_small_files_are_merged_automatically(archive: Archive) -> None:
 
 
 def test_small_files_of_many_dates_are_compacted_in_one_commit(archive: Archive) -> None:
-    """Any producer may send messages of many dates, and a commit looks at all files."""
+    """Small files are compacted in one commit.
+
+    Any producer may send messages of many dates, and each commit examines all files.
+    """
     made = open_table(archive)
     dates = 20
     for number in range(1, compact.FAN_IN + 1):
@@ -558,7 +567,7 @@ def test_running_reader_finishes_within_the_grace_period(archive: Archive) -> No
 
 
 def test_foreign_files_are_never_purged(archive: Archive, tmp_path: Path) -> None:
-    """Targets of links and files of other programs in the folder stay."""
+    """Files of other programs and targets of links are never purged."""
     made = open_table(archive)
     [file] = add(made, 0, 1)
     orphan = made.folder.path / write_files(made, 1, 2)[0].path
@@ -609,7 +618,7 @@ def test_failed_merge_stops_a_run_only_on_damage(
     files = [add(made, low, low + 1)[0] for low in range(compact.FAN_IN)]
     gone = made.folder.path / files[0].path
     gone.rename(gone.with_suffix(".aside"))
-    compact.merge_small_files(made, 1)  # the file cannot be read
+    compact.merge_small_files(made, 1)  # because the file cannot be read
     assert "the small files of access were not merged" in caplog.text
     gone.with_suffix(".aside").rename(gone)
     gone.unlink()

@@ -1,4 +1,4 @@
-"""Splitting statements, and finding their passwords."""
+"""Statements are split, and the passwords in them are found."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_statement_that_is_not_utf8_is_refused() -> None:
         check(b"SELECT '\xe4'".decode("utf-8", "surrogateescape"))
 
 
-NO_SPARK: Any = None  # a refused statement is not passed on
+NO_SPARK: Any = None  # for a refused statement, which is not passed on
 
 
 def test_no_entry_point_accepts_a_password(tmp_path: Path) -> None:
@@ -161,6 +161,6 @@ def test_input_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_sql_table_with_explicit_columns_is_refused(statement: str, refused: bool) -> None:
-    """Spark would accept the table, and the first SELECT would fail."""
+    """Such a table is refused. Spark would accept it, and the first SELECT would fail."""
     with pytest.raises(RequestRefusedError, match="without columns") if refused else nullcontext():
         check(statement)

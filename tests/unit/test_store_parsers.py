@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Answers:
-    """A connection whose commands all have the same answer."""
+    """A connection that gives every command the same answer."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
@@ -85,7 +85,7 @@ def assert_in_range(number: int | None, low: int = 0, high: int = untrusted.INTE
 def test_fence_parser_reports_bad_values(
     token: Any, epoch: Any, owner: Any, since: Any, quarantine: Any, ttl_ms: int
 ) -> None:
-    """An invalid epoch or time is reported with its key and field."""
+    """If an epoch or time is invalid, the parser reports it with its key and field."""
     fence = (token, epoch, owner, since, quarantine)
     key = "the fence of a"
     view = read(lambda: leases.LeaseView.parse(fence, ttl_ms, key), key, "epoch", "since")
@@ -100,7 +100,7 @@ INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leavin
 @quick
 @given(st.dictionaries(st.sampled_from(INFO), nested, max_size=4), odd)
 def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> None:
-    """Values such as `"owned": 10**400` are replaced with values within the bounds."""
+    """Values such as `"owned": 10**400` are replaced by values within the bounds."""
     told = json.dumps(info).encode()
     (heartbeat,) = members.heartbeats([b"one", score], [b"one", told])
     assert_in_range(heartbeat.heartbeat_unix_ms)
@@ -127,7 +127,7 @@ def test_member_parser_names_an_out_of_range_number() -> None:
 @quick
 @given(odd, odd, odd)
 def test_parsers_report_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
-    """Names, scores and records of any bytes are parsed without an error."""
+    """Names, scores and records may contain any bytes, and are parsed without any other error."""
     for heartbeat in members.heartbeats([name, score], [name, info]):
         assert members.to_member_view(heartbeat).member.id.isprintable() or name
         assert isinstance(heartbeat.info, dict)
@@ -139,7 +139,7 @@ def test_parsers_report_records_that_are_not_json(name: bytes, score: bytes, inf
 @quick
 @given(st.dictionaries(st.sampled_from(("version", "at_unix_ms", "by", "why", "to")), nested))
 def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> None:
-    """A directive is parsed or listed as unreadable."""
+    """A directive is either parsed or listed as unreadable."""
     raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
     known = directives.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
     assert_in_range(known.find_reload_unix_ms("x"))
@@ -150,7 +150,7 @@ def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> N
 def test_topic_parsers_report_bad_values(
     count: Any, created: Any, stored: Any, token: Any, barriers: Any
 ) -> None:
-    """Bad counts, times and settings of a topic, and of its growth, are reported."""
+    """Bad counts, times and settings of a topic are reported, and so are those of its growth."""
     keys = Keys()
     key, registered = keys.meta("orders"), Answers([count, created, stored])
     growing = Answers([count, count, created, token, barriers])
@@ -166,7 +166,7 @@ def test_topic_parsers_report_bad_values(
 @quick
 @given(st.lists(odd | st.just(b"orders"), max_size=5))
 def test_registry_parser_returns_invalid_names_separately(raw: list[bytes]) -> None:
-    """An invalid name is listed separately, and hides no valid name."""
+    """Invalid names are listed separately, so that they hide no valid name."""
     names, bad = topics.read_registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
     assert len(names) + len(bad) == len(raw)
     assert raw.count(b"orders") == names.count("orders")
@@ -177,7 +177,7 @@ def test_registry_parser_returns_invalid_names_separately(raw: list[bytes]) -> N
 @quick
 @given(odd, odd, odd)
 def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) -> None:
-    """A bad record of trimming is reported, and names of foreign groups are decoded."""
+    """A bad record of trimming is reported, and the names of foreign groups are decoded."""
     rest = [3, b"5", b"1-0", b"2-0", 0, 0, kept, b"17", [[name, 3, b""]], 1]
     figures = statistics.partition_figures(Reply("OK", rest), "the record")
     assert figures.length == 3

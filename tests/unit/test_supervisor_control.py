@@ -1,4 +1,4 @@
-"""The log lines of an instance about the directives that it reads."""
+"""An instance logs few lines about the directives that it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamqd.supervisor.control import LOGGED_MAX, Control
 
 
 def test_unreadable_directives_log_few_lines(monkeypatch) -> None:
-    """The log stays bounded while valid directives are obeyed."""
+    """Unreadable directives take few lines in the log, and valid ones are obeyed."""
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(
         logs, "event", lambda name, **fields: lines.append((name, fields["directive"]))
@@ -31,7 +31,7 @@ def test_stack_is_requested_once_and_not_after_a_restart() -> None:
     assignment, other = Assignment("t", 0, "g"), Assignment("t", 1, "g")
     control = Control("one")
     control.read(Directives(stacks={assignment: Directive(1, "otto", "")}))
-    assert control.take_stacks() == {}  # it is from before the start
+    assert control.take_stacks() == {}  # the request is older than this start
 
     again = Directive(2, "otto", "")
     control.read(Directives(stacks={assignment: again}))

@@ -170,7 +170,8 @@ def test_run_accepts_typed_payloads_and_batches() -> None:
     def typed(order: Order, msg: Message) -> None:
         assert (order.number, msg.json()) == (7, {"number": 7})
 
-    # Annotations are strings in this module, and the class is local, so resolve them here.
+    # Annotations are strings in this module and the class is local, so they have to be resolved
+    # here.
     typed.__annotations__ |= {"order": Order, "msg": Message}
     assert run(typed, {"number": 7}).verdict == "ack"
     assert run(typed, {"number": "7"}).reason == "undecodable"
@@ -274,7 +275,7 @@ def test_crash_at_kills_the_process_of_the_handler(tmp_path: Path) -> None:
     path = tmp_path / "written"
     write = write_twice(path)
     ends = []
-    for step in range(40):  # the run has fewer steps
+    for step in range(40):  # more steps than a run has
         path.write_text("")
         try:
             assert run(write, "", crash_at=step).verdict == "crash"
@@ -361,7 +362,7 @@ def exit_process(msg: Message) -> None:
     ],
 )
 def test_handler_that_exits_its_process_has_crashed(payload: str, what: str) -> None:
-    """Such a handler once terminated pytest."""
+    """A handler that exits its process has crashed. Such a handler once terminated pytest."""
     found = run(exit_process, payload)
     assert (found.verdict, found.crashes, found.delay) == ("crash", 1, (0.0, 0.0))
     assert len(seen) == 1
@@ -382,7 +383,7 @@ def exit_process_in_batch(batch: list[Message]) -> None:
 
 
 def test_every_handler_kind_may_exit_its_process() -> None:
-    """Coroutines and batch handlers that exit their process have crashed too."""
+    """Coroutines and batch handlers that exit their process have also crashed."""
     assert run(exit_process_later, "").verdict == "crash"
     assert [each.verdict for each in run_batch(exit_process_in_batch, ["a", "b"])] == [
         "crash",
@@ -391,7 +392,7 @@ def test_every_handler_kind_may_exit_its_process() -> None:
 
 
 def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
-    """Handled signals, children of the handler and the test process are not affected."""
+    """Handled signals and children of the handler are not crashes, and do not affect the test."""
 
     def forks(msg: Message) -> None:
         os.kill(os.getpid(), 0)
@@ -413,13 +414,13 @@ def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
 
 
 def test_handler_that_exits_before_the_crash_step_has_crashed() -> None:
-    """The child exits before the step of the requested crash."""
+    """A child that exits before it reaches the step of the requested crash has crashed as well."""
     assert run(exit_process, "exit 0", crash_at="end").verdict == "crash"
     assert seen == []
 
 
 class Interrupted(BaseException):
-    """The waiting process was interrupted."""
+    """Raised when the waiting process is interrupted."""
 
 
 def test_abandoned_process_is_killed(tmp_path: Path) -> None:

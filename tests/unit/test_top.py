@@ -1,4 +1,4 @@
-"""The screen of `streamqd top`: its content on screens of all sizes, and its keys."""
+"""`streamqd top` shows the right content on screens of all sizes, and obeys its keys."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_top_names_a_hung_handler() -> None:
 
 
 def test_open_circuit_is_shown_once_per_group() -> None:
-    """An open breaker takes one line per group instead of one per partition."""
+    """An open circuit breaker takes one line per group, not one per partition."""
     assignments = [assignment(n, state="halted") for n in range(7)] + [
         assignment(8, state="probing"),
         assignment(9),
@@ -150,7 +150,7 @@ def test_open_circuit_is_shown_once_per_group() -> None:
 
 
 def test_top_shows_the_dead_letters_of_each_group() -> None:
-    """The total of the partition is not repeated for each of its groups."""
+    """Each group has its own dead letters, instead of the total of the partition."""
     mine = assignment(0, partition_dead_letters=7, dead_letters=2)
     other = assignment(0, group="agents", partition_dead_letters=7, dead_letters=5)
     old = assignment(1, partition_dead_letters=3)
@@ -166,7 +166,7 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
 
 
 def test_totals_include_partitions_without_an_owner() -> None:
-    """An assignment without an owner does not hide the dead letters of its partition."""
+    """If an assignment has no owner, the dead letters of its partition are still in the totals."""
     told = assignment(0, partition_dead_letters=7, arriving=2.0)
     stray = free_assignment(0, group="zoo")
     other = assignment(0, group="agents", partition_dead_letters=7, arriving=2.0)
@@ -175,7 +175,7 @@ def test_totals_include_partitions_without_an_owner() -> None:
 
 
 def test_top_shows_a_running_message_as_the_state() -> None:
-    """The state of an assignment with a long run is its duration, not `ready`."""
+    """The state of an assignment with a long run is the duration of that run, not `ready`."""
     shown = text(
         frame(
             view([assignment(3, longest_run_seconds=4.2), assignment(4)]), ScreenOptions(), 80, 24
@@ -302,7 +302,7 @@ def test_scrolling_reaches_all_256_assignments() -> None:
         chosen = after
 
     assert len({name for name in reached if name.count("/") == 2}) == 256
-    assert chosen.top == 0  # the first page follows the last one
+    assert chosen.top == 0  # the first page comes after the last one
 
 
 def test_frame_without_a_height_shows_everything() -> None:
@@ -433,7 +433,7 @@ def test_durations_are_abbreviated(value: float | None, shown: str) -> None:
 
 
 def test_styles_carry_no_information_without_words() -> None:
-    """Without color the same words appear, so no information depends on a style."""
+    """Without color, the screen has the same words, so no information depends on a style."""
     lines = frame(view([replace(assignment(), paused=True)]), ScreenOptions(), 80, 24)
     styled = [cell for line in lines for cell in line if cell.style in ("warn", "bad")]
 
@@ -442,7 +442,7 @@ def test_styles_carry_no_information_without_words() -> None:
 
 
 def test_unreadable_values_are_listed_above_the_table() -> None:
-    """The line names one value and counts the others, so that other problems fit too."""
+    """The line names one value and counts the others, so that other problems fit as well."""
     rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "an integer") for n in range(5)]
     shown = text(frame(view(unreadable=rows), ScreenOptions(), 200, None))
     assert "! epoch of key-0 cannot be read: it is 'abc' and not an integer" in shown

@@ -1,4 +1,4 @@
-"""The housekeeper's figures for `top`: failures by class, trends, and handler latency."""
+"""The housekeeper's figures for `top`: failures by class, trends, and the latency of handlers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_latency_covers_the_last_minute() -> None:
 
 
 def test_latency_expires_a_minute_after_the_last_run() -> None:
-    """Even figures of 10,000 runs expire within a minute, not after 14 minutes."""
+    """Even the figures of 10,000 runs expire within a minute, and not after 14 minutes."""
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)
     latency.observe(0, histogram(3, 10_001), 1.0, SECOND)

@@ -1,4 +1,4 @@
-"""The URLs of Sentinel and of Redis Cluster."""
+"""The URLs of Sentinel and Redis Cluster are parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The systemd units and the faults in which the service manager takes part."""
+"""The systemd units handle faults in which the service manager takes part."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from streamqd.config import Daemon
 
 ROOT = Path(__file__).parents[2]
-CONSOLE = "streamqd-console.service"  # forks no worker, owns no lease
+CONSOLE = "streamqd-console.service"  # forks no workers and owns no leases
 UNITS = [each for each in sorted((ROOT / "systemd").glob("*.service")) if each.name != CONSOLE]
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
-    """Return the values of each name, in the order of the file."""
+    """Return the values of each name, in the order in which the file has them."""
     found: dict[str, list[str]] = defaultdict(list)
     for line in unit.read_text().splitlines():
         if "=" in line and not line.startswith("#"):
@@ -30,7 +30,10 @@ every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 @pytest.mark.fault("F5")
 @every_unit
 def test_service_survives_an_oom_killed_worker(unit: Path) -> None:
-    """With any other value, systemd stops the service after the first OOM kill of a process."""
+    """The service survives.
+
+    With any other value, systemd would stop it after the first OOM kill of a process.
+    """
     assert settings(unit)["OOMPolicy"] == ["continue"]
 
 

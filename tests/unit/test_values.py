@@ -1,4 +1,4 @@
-"""Durations and sizes: reading every spelling, refusing the rest, and writing them."""
+"""Durations and sizes are read in every spelling, refused otherwise, and written."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_format_duration_uses_the_shortest_form(seconds: float, written: str) ->
 
 @given(st.floats(min_value=0.0005, max_value=1e9) | st.integers(0, 10**9).map(float))
 def test_formatted_duration_parses_to_the_same_value(seconds: float) -> None:
-    # A setting may have 15 digits after the point.
+    # A setting may have 15 digits after the decimal point.
     seconds = round(seconds, 12)
     assert parse_duration(format_duration(seconds)) == seconds
 

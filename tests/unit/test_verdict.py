@@ -1,4 +1,4 @@
-"""The verdict on a soak: it must find every planted violation and accept every true cause."""
+"""The verdict on a soak test finds every planted violation and accepts every true cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_LETTERS: dict[str, set[str]] = {G: set()}
 
 
 class Story:
-    """Writes a ledger. Message n goes to partition 0 with the id `n-0`. Its epoch is the pid."""
+    """Writes a ledger. Message n goes to partition 0 and has the ID `n-0`. Its epoch is the pid."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -122,7 +122,7 @@ def test_second_entry_of_a_message_is_unexpected(story: Story):
 
 
 def repeat_run(story: Story, number: int = 1, *, end: str = "", took: float = 0.01) -> None:
-    """Record a run in process 100 at 1.0 and a repetition in process 101 at 2.0."""
+    """Record a run in process 100 at 1.0 s, and its repetition in process 101 at 2.0 s."""
     story.send(number)
     story.run(number, at=1.0, end=end, took=took)
     story.run(number, pid=101, at=2.0)
@@ -148,7 +148,7 @@ def test_running_message_of_a_killed_worker_is_explained(story: Story):
         ("kill worker", 102, 1.5),  # another process
         ("kill worker", 101, 1.5),  # the process that repeated the run
         ("kill worker", 100, 2.5),  # after the repetition
-        ("kill housekeeper", 100, 1.5),  # a strike that repeats no run
+        ("kill housekeeper", 100, 1.5),  # a strike after which no run repeats
         ("drop reply", 100, 1.5),
         ("restart", 100, 1.5),
     ],
@@ -175,7 +175,11 @@ def test_half_open_connection_after_an_outage_costs_the_lease(
 
 
 def test_cause_explains_one_duplicate_per_process(story: Story):
-    """The scoreboard shows the finished runs of a dead process. Only a running message repeats."""
+    """A cause explains one duplicate per process.
+
+    The scoreboard shows which runs of a dead process had finished, so only a running message
+    repeats.
+    """
     for number, at in ((1, 1.0), (2, 1.2)):
         story.send(number)
         story.run(number, at=at, end="end" if number == 1 else "")
@@ -213,7 +217,10 @@ of_instances = pytest.mark.parametrize("kind", INSTANCES)
 def test_instance_repeats_its_unacknowledged_messages(
     story: Story, kind: str, ended_at: float, *, explained: bool
 ):
-    """An acknowledgment older than 20 ms is written before the next run starts."""
+    """An instance repeats only unacknowledged messages.
+
+    An acknowledgment that is older than 20 ms is written before the next run starts.
+    """
     story.send(1)
     story.send(2)
     story.run(1, at=ended_at - 0.01)
@@ -263,7 +270,7 @@ def test_largest_repetition_of_a_strike_is_reported(story: Story):
 @of_instances
 @pytest.mark.parametrize("end", ["end", "raise"])
 def test_idle_process_had_no_unacknowledged_messages(story: Story, kind: str, end: str):
-    """An idle process settles, so neither this run nor earlier ones are explained."""
+    """An idle process has settled all, so neither this run nor an earlier one is explained."""
     for number, at in ((1, 1.0), (2, 1.015)):
         story.send(number)
         story.run(number, at=at, end=end, took=0.001)
@@ -280,7 +287,7 @@ def test_idle_process_had_no_unacknowledged_messages(story: Story, kind: str, en
         ("redis", 1.005, 1.5, True),
         ("a", 1.0, 1.5, True),
         ("b", 1.0, 1.5, False),  # another instance
-        ("redis", 2.0, 0.5, False),  # the run had finished long before
+        ("redis", 2.0, 0.5, False),  # the run had finished long before the outage
         ("redis", 0.1, 0.2, True),  # the next try comes late
         ("redis", -9.0, 0.5, False),  # but not that late
     ],
@@ -349,7 +356,10 @@ def test_only_a_later_owner_repeats_pending_messages(story: Story, kind: str):
 def test_failure_waits_only_for_a_quick_run(
     story: Story, kind: str, took: float, *, explained: bool
 ):
-    """A failure may be set aside together with the next one, unless its own run was slow."""
+    """A failure waits only for a quick run.
+
+    It may be set aside together with the next one, unless its own run was slow.
+    """
     for number, end in ((1, "raise"), (2, "")):
         story.send(number, "fail 1")
         story.run(number, at=1.0 + number / 100, end=end, took=took)
@@ -360,7 +370,10 @@ def test_failure_waits_only_for_a_quick_run(
 
 
 def test_standstill_time_does_not_count(story: Story):
-    """The process was stopped between two runs, and its successor had the second one."""
+    """The time of a standstill does not count.
+
+    The process was stopped between two runs, and its successor took over the second one.
+    """
     for number in (1, 2):
         story.send(number)
     story.run(1, at=1.0)
@@ -390,8 +403,8 @@ def test_process_stopped_within_a_run_starts_no_late_run(story: Story):
     [
         ("stop host", 2.01, True),
         ("stop worker", 2.01, True),
-        ("stop host", 2.2, False),  # long after it could continue
-        ("cut off", 2.01, False),  # it was not stopped, and sees that its lease has expired
+        ("stop host", 2.2, False),  # long after it could resume
+        ("cut off", 2.01, False),  # not stopped, so it sees that its lease has expired
     ],
 )
 def test_run_started_late_by_a_stopped_process_is_explained(
@@ -423,10 +436,10 @@ def test_every_repeated_run_needs_its_own_cause(story: Story):
     [
         ("kill worker", 1.5, 1, False),
         ("kill worker", 1.5, 2, True),  # one run, charged twice
-        ("kill worker", 0.5, 1, True),  # it had not started
+        ("kill worker", 0.5, 1, True),  # the run had not started
         ("drop reply", 1.5, 1, True),  # kills no process
-        ("stop host", 1.5, 1, False),  # over its time limit when it continues
-        ("kill supervisor", 1.5, 1, True),  # no record is left
+        ("stop host", 1.5, 1, False),  # exceeds its time limit when it resumes
+        ("kill supervisor", 1.5, 1, True),  # no record remains
     ],
 )
 def test_message_is_charged_for_strikes_on_its_runs(
@@ -455,7 +468,7 @@ def test_two_interrupted_runs_may_be_charged_twice(story: Story):
     ("group", "partition", "place", "fine"),
     [
         (G, 0, "m:2-0", True),
-        (G, 0, "r:7-0", True),  # it may be one of its retries
+        (G, 0, "r:7-0", True),  # it may be a retry of the message
         (G, 0, "m:1-0", False),
         (G, 1, "m:2-0", False),
         ("other", 0, "m:2-0", False),
@@ -464,7 +477,10 @@ def test_two_interrupted_runs_may_be_charged_twice(story: Story):
 def test_mark_left_by_a_lost_owner_is_charged_once(
     story: Story, group: str, partition: int, place: str, *, fine: bool
 ):
-    """The lost owner was about to run the message, so the ledger has no record of it."""
+    """The mark that a lost owner left is charged once.
+
+    That owner was about to run the message, so the ledger has no record of it.
+    """
     for number in (1, 2):
         story.send(number)
         story.run(number, at=float(number))
@@ -478,8 +494,8 @@ def test_mark_left_by_a_lost_owner_is_charged_once(
     [
         ("m:2-0", "", False),
         ("m:1-0", "", True),  # another message
-        ("r:2-0", "", True),  # before its retry
-        ("m:3-0", "end", False),  # it had finished, and the next was about to start
+        ("r:2-0", "", True),  # before its own retry
+        ("m:3-0", "end", False),  # the run had finished, and the next one was about to start
     ],
 )
 def test_charged_message_must_be_the_running_one(
@@ -561,7 +577,10 @@ def test_epochs_and_key_order_are_checked(story: Story, breaking: Break, word: s
 
 @pytest.mark.parametrize("how", ["raise", None])
 def test_repeated_failure_may_follow_a_suspect(story: Story, how: str | None):
-    """The process dies in message 2, before the failure of 1 is written. Then 2 runs first."""
+    """The process dies in message 2, before the failure of message 1 is written.
+
+    Then message 2 runs first.
+    """
     story.send(1, "fail 1")
     story.send(2)
     story.run(1, at=1.0, end=how)
@@ -583,9 +602,9 @@ def test_stalled_process_may_repeat_one_run(story: Story):
 @pytest.mark.parametrize(
     ("kind", "at", "lasting"),
     [
-        ("cut off", 1.5, 1.45),  # it was not stopped
-        ("stop host", 1.5, 1.0),  # it continued long before
-        ("stop host", 3.5, 1.0),  # it was stopped later
+        ("cut off", 1.5, 1.45),  # the process was not stopped
+        ("stop host", 1.5, 1.0),  # the process resumed long before
+        ("stop host", 3.5, 1.0),  # the process was stopped later
         ("kill worker", 2.9, 0.0),
     ],
 )

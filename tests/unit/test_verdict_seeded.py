@@ -1,8 +1,8 @@
-"""Random synthetic soaks: the verdict finds each violation that is planted in them.
+"""Random synthetic soak tests: the verdict finds each violation that is planted in them.
 
 A soak follows the protocol: each partition has one owner at a time. A strike stops each owner, and
-its successor repeats the unacknowledged messages. So the verdict has no finding until a test
-changes one record.
+its successor repeats the messages that were not acknowledged. The verdict therefore has no finding
+until a test changes one record.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.support.ledger import Record
 from tests.support.verdict import ATTEMPTS_MAX, Report, judge
 
 G = "g"
-PARTITIONS, OWNERS, MESSAGES = 4, 6, 12  # owners of a partition, messages of an owner
+PARTITIONS, OWNERS, MESSAGES = 4, 6, 12  # owners per partition, and messages per owner
 LONG = 1.0  # seconds between two owners
 BLOWS = ("kill worker", "kill supervisor", "stop host", "stop supervisor", "cut off")
 
 
 class Soak:
-    """A ledger and a log of strikes, made from a seed."""
+    """A ledger and a log of strikes, which are made from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(f"soak {seed}")
@@ -41,15 +41,15 @@ class Soak:
         return judge(records, self.strikes, {G: self.letters})
 
     def select(self, kind: str, *others: str) -> list[Record]:
-        """Return the records of some kinds."""
+        """Return all records of these kinds."""
         return [each for each in self.records if each.kind in (kind, *others)]
 
     def pick_random(self, *kinds: str) -> Record:
-        """Return a random element."""
+        """Return a random record of these kinds."""
         return self.chance.choice(self.select(*kinds))
 
     def starts_in_same_partition(self, record: Record) -> list[Record]:
-        """Return the starts in the same partition, in order."""
+        """Return the starts in the same partition as the record, in order."""
         home = record.uid.split("/")[1]
         starts = (each for each in self.select("start") if each.uid.split("/")[1] == home)
         return sorted(starts, key=lambda each: each.at)
@@ -64,7 +64,10 @@ class Soak:
             now, again = self._record_owner(pid, works, now, ends_well=ends_well)
 
     def _record_sent(self, partition: int, now: float) -> tuple[str, str, int]:
-        """Record a sent message. Return its uid, its planned outcome and its number of attempts."""
+        """Record that a message was sent.
+
+        Return its uid, its planned outcome, and its number of attempts.
+        """
         number = next(self._numbers)
         word, attempts = self.chance.choice([("sleep 0.1", 1), ("fail 1", 2), ("dead", 1)])
         uid = f"t/{partition}/{number}-0"
@@ -75,10 +78,10 @@ class Soak:
     def _record_owner(
         self, pid: int, works: list[tuple[str, str, int]], now: float, *, ends_well: bool
     ) -> tuple[float, list[tuple[str, str, int]]]:
-        """Record the runs of an owner, the last one struck unless the owner exits cleanly."""
+        """Record the runs of an owner. A strike hits the last, unless the owner exits cleanly."""
         for work in works[:-1]:
             now = self._record_runs(pid, work, now)
-            now += 2 * (ACK_DELAY + SLACK)  # every message is acknowledged
+            now += 2 * (ACK_DELAY + SLACK)  # every message has been acknowledged by now
         if ends_well:
             return self._record_runs(pid, works[-1], now), []
         uid, _, _ = works[-1]
@@ -125,27 +128,27 @@ def lose_dead_letter(soak: Soak) -> None:
 
 
 def record_repeated_run(soak: Soak, again: Record, *, pid: int, epoch: int, at: float) -> None:
-    """Record a repetition of a run by a process."""
+    """Record that a process repeats a run."""
     text = f"{again.text.partition(' ')[0]} {epoch}"
     soak.records.append(again._replace(pid=pid, at=at, text=text))
 
 
 def repeat(soak: Soak) -> None:
-    """Let the next owner repeat a message that was settled long before the strike."""
+    """Make the next owner repeat a message that was settled long before the strike."""
     again = soak.pick_random("end", "raise")._replace(kind="start")
     starts = soak.starts_in_same_partition(again)
     record_repeated_run(soak, again, pid=99_999, epoch=99_999, at=starts[-1].at + LONG)
 
 
 def repeat_two(soak: Soak) -> None:
-    """Repeat the run before the explained run that a strike hit."""
+    """Also repeat the run before the one that a strike hit and explains."""
     strike = soak.chance.choice(soak.strikes)
     own = [each for each in soak.select("start") if each.pid in strike.pids]
     record_repeated_run(soak, own[-2], pid=99_999, epoch=99_999, at=strike.ended + 100 * LONG)
 
 
 def repeat_itself(soak: Soak) -> None:
-    """Let a process repeat its own run."""
+    """Make a process repeat its own run."""
     again = soak.pick_random("end")
     record_repeated_run(
         soak, again._replace(kind="start"), pid=again.pid, epoch=again.pid, at=again.at + 0.001
@@ -158,7 +161,7 @@ def forget_strike(soak: Soak) -> None:
 
 
 def miss_process(soak: Soak) -> None:
-    """Let a strike hit another process."""
+    """Make a strike hit another process."""
     at = soak.chance.randrange(len(soak.strikes))
     soak.strikes[at] = soak.strikes[at]._replace(pids=(99_999,))
 
@@ -171,7 +174,7 @@ def strike_late(soak: Soak) -> None:
 
 
 def continue_after_strike(soak: Soak) -> None:
-    """Let a struck process handle another message later, so it had lost nothing."""
+    """Make a process handle another message after a strike, so that it has lost nothing."""
     strike = soak.chance.choice(soak.strikes)
     (pid,) = strike.pids
     last = max((each for each in soak.select("start") if each.pid == pid), key=lambda each: each.at)
@@ -200,7 +203,7 @@ def skip_attempt(soak: Soak) -> None:
 
 
 def hand_over(soak: Soak, start: Record, *, pid: int, epoch: str) -> None:
-    """Assign a run to another process, under any epoch."""
+    """Give a run to another process, under any epoch."""
     text = f"{number_in(start.uid)} {epoch}"
     own = (start.uid, start.attempt, start.pid)
     soak.records = [
@@ -215,13 +218,13 @@ def share_epoch(soak: Soak) -> None:
 
 
 def run_under_old_epoch(soak: Soak) -> None:
-    """Let an owner that was struck long ago handle a new message."""
+    """Make an owner that was struck long ago handle a new message."""
     home = soak.starts_in_same_partition(soak.pick_random("start"))
     hand_over(soak, home[-1], pid=home[0].pid, epoch=str(home[0].pid))
 
 
 def disorder(soak: Soak) -> None:
-    """Let an owner handle two messages in the wrong order."""
+    """Make an owner handle two messages in the wrong order."""
     home = [
         each
         for each in soak.starts_in_same_partition(soak.pick_random("start"))

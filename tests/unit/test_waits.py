@@ -1,4 +1,4 @@
-"""The wait of a worker, as other processes read it."""
+"""Other processes can read which wait a worker is in."""
 
 from __future__ import annotations
 

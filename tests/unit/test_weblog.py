@@ -1,4 +1,4 @@
-"""The web-log example, called directly: no Redis, no daemon."""
+"""The web-log example is called directly, without Redis and a daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINE = (
 
 @pytest.fixture
 def hits(tmp_path: Path):
-    """Run the module's hooks like a worker of access/0/hits and return the path of its counts."""
+    """Run the module's hooks like a worker of access/0/hits. Return the path of its counts."""
     assignment = Assignment("access", 0, "hits")
     weblog.on_start(Context(assignment=assignment, instance="test", state_dir=tmp_path))
     yield tmp_path / "weblog" / "hits-0.db"
