@@ -234,7 +234,7 @@ def as_document(settings: Settings) -> dict[str, Any]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of the file, with which editors complete and check TOML."""
+    """Return the file's JSON schema (2020-12), which lets editors complete and check the TOML."""
     properties = {name: _table_schema(cls(), _doc_of(cls)) for name, cls in SECTIONS.items()}
     for name, cls in NAMED_SECTIONS.items():
         properties[name] = {

@@ -55,7 +55,7 @@ LINK_TIMEOUT = 5.0
 PROBE_AFTER_SECONDS = 0.3  # silence after which a connection is probed
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # first and longest wait in seconds while Redis is unavailable
 MESSAGE_BYTES_MAX = 512  # longest message from the supervisor
-SPANS_SECONDS = 1.0  # longest time for which an export of spans delays the exit
+SPANS_SECONDS = 1.0  # longest time that an export of spans may delay the exit
 SUMMARY_LIFE = 10.0  # seconds until a summary expires, which is five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
 # Refusals which mean that the whole server is unavailable for a time. Other refusals affect only a

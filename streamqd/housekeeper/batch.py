@@ -53,7 +53,7 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
 def prepare_calls(
     targets: Iterable[Target], call: Callable[[Target], Made], isolate: Isolate[Target]
 ) -> tuple[list[Target], list[Made]]:
-    """Build the calls or commands for some targets. Skip targets for which this fails."""
+    """Build a call or command for each target, and leave out targets for which this fails."""
     made = [(target, isolate(target, call, target)) for target in targets]
     pairs = [(target, each) for target, each in made if each is not None]
     return [target for target, _ in pairs], [each for _, each in pairs]

@@ -26,7 +26,7 @@ ROUNDS_MAX = 80  # number of scripts for one partition before the partitions are
 
 
 class DeadLetterExpirer:
-    """Deletes expired dead letters of all partitions of which this instance owns an assignment."""
+    """Deletes expired dead letters of each partition that has an assignment of this instance."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DeadLetterExpirer:
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
-        """Delete dead letters for one turn. Return 0 if more of them have expired, else None."""
+        """Delete dead letters for one turn. Return 0 if more have expired, or None otherwise."""
         return self._turns.run()
 
     def _steps(self) -> Steps:

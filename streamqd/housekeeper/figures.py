@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
-    """Record the server's clock, with which times from Redis are compared.
+    """Read the server's clock into the view, so that times from Redis can be compared with it.
 
     A key is read too, because a server that is still loading its data answers TIME but refuses all
     other commands.

@@ -27,7 +27,7 @@ from streamqd.store.store import Store
 PAGE = 32  # largest number of entries that one script moves, in less than 0.5 ms
 ROUNDS_MAX = 64  # largest number of scripts for one target in one turn
 POLL_SECONDS = 1.0  # longest time between two calls for a target that has waiting messages
-LIVELY_SECONDS = 60.0  # time for which a target counts as active after its last waiting message
+LIVELY_SECONDS = 60.0  # a target counts as active for this long after its last waiting message
 HINT_INTERVAL_SECONDS = 0.2  # seconds between two reads of the workers' hints
 
 Target = TypeVar("Target", bound=Hashable)

@@ -13,9 +13,9 @@ _FACTOR_MAX = 10**15
 def delay(policy: Backoff, attempt: int, jitter: float) -> float:
     """Return the seconds to wait after failure number `attempt`, counted from 1.
 
-    The result is never more than `policy.max`. `jitter` is a random number from 0 to 1. With full
-    jitter, the wait is this fraction of the delay, so that messages which failed at the same time
-    are not all retried at the same time.
+    The result is never more than `policy.max`. `jitter` is a random number from 0 to 1. If the
+    policy uses full jitter, the wait is this fraction of the delay, so that messages that failed at
+    the same time are not all retried at the same time.
     """
     failures = max(attempt, 1)
     match policy.kind:

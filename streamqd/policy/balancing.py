@@ -209,7 +209,7 @@ def _is_even(part: Part) -> bool:
 def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
     """Deal the free assignments of a column to the least loaded rows that offer it.
 
-    Of equally loaded rows, the one with the fewest assignments in this column is served first.
+    If rows are equally loaded, the one with the fewest assignments in this column is served first.
     """
 
     def key(row: int) -> tuple[float, float, int]:

@@ -36,7 +36,7 @@ class CircuitState(enum.IntEnum):
 
 
 class CircuitMemory(NamedTuple):
-    """The state of a circuit with which the next worker of the partition continues."""
+    """The state of a circuit, which the next worker of the partition takes over."""
 
     failures: int = 0  # number of failures in the window
     since: float = 0.0  # time of the oldest of these failures
@@ -74,7 +74,7 @@ class Circuit:
 
     @property
     def memory(self) -> CircuitMemory:
-        """The state with which the next circuit of this partition continues."""
+        """The state that the next circuit of this partition takes over."""
         failed, is_open = self._failed, self.state is not CircuitState.CLOSED
         return CircuitMemory(
             len(failed), failed[0] if failed else 0.0, max(0.0, self._opened), is_open

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class DeadLetterRateMemory(NamedTuple):
-    """The state with which the next worker of a partition continues to count."""
+    """The state of the count, which the next worker of a partition takes over."""
 
     deaths: int = 0  # number of dead letters in the window
     since: float = 0.0  # time of the oldest of these
@@ -39,7 +39,7 @@ class DeadLetterRate:
 
     @property
     def memory(self) -> DeadLetterRateMemory:
-        """The state with which the next worker of this partition continues."""
+        """The state that the next worker of this partition takes over."""
         return (
             DeadLetterRateMemory(len(self._deaths), *self._deaths[0]) if self._deaths else NOTHING
         )

@@ -1,4 +1,4 @@
-"""Compute fingerprints, by which failures with the same cause can be grouped.
+"""Compute fingerprints that group failures with the same cause.
 
 A fingerprint depends on the class of the exception, the innermost frame of user code, and the
 handler. It does not depend on the text of the exception, which often contains IDs, or on the line
@@ -19,7 +19,7 @@ _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in (.+)$', re.MULTILINE)
 
 
 def fingerprint(error_type: str, frame: str, handler: str) -> str:
-    """Return the fingerprint of a failure, by which `dlq stats` groups dead letters.
+    """Return the fingerprint of a failure. The command `dlq stats` groups dead letters by it.
 
     `error_type` is the class of the exception with its module, or the way in which the process
     died. `frame` is the result of `innermost`, `file:function` or ''. `handler` is

@@ -42,5 +42,5 @@ class Rate:
         return max(due_ns, now_ns) + runs * self.interval_ns
 
     def inherit(self, due_ns: int, now_ns: int) -> int:
-        """Return the state with which to continue after another worker, whose rate may differ."""
+        """Return the state for a worker that replaces another one, whose rate may have differed."""
         return min(due_ns, now_ns + self.burst * self.interval_ns)

@@ -95,8 +95,8 @@ def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
 def waits_in_place(on_error: str, *, keyed: bool) -> bool:
     """Return True if a message waits for its retry in the worker instead of in Redis.
 
-    Waiting in the worker keeps the order of messages. With hold-key, a message without a key waits
-    in Redis, because it has no order to keep.
+    Waiting in the worker keeps the order of messages. If `on_error` is "hold-key", a message
+    without a key waits in Redis, because it has no order to keep.
     """
     return on_error == BLOCK or (on_error == HOLD_KEY and keyed)
 

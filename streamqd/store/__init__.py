@@ -1,3 +1,6 @@
-"""All communication with Redis. This package runs calls and reports refusals; callers decide."""
+"""All communication with Redis.
+
+This package runs calls and reports refusals. Its callers decide how to react to them.
+"""
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from streamqd.store.slots import SlotMap, key_slot, parse_redirect, routing_key
 if TYPE_CHECKING:
     from streamqd.config.topology import Address
 
-# Maximum number of redirects of a command in one exchange. If there are more, the nodes disagree.
+# Maximum number of redirects of a command in one exchange. If there are more, the nodes disagree
+# about which of them serves the slot, so the command is given up.
 REDIRECTS_MAX = 4
 _MAP_REFRESH_SECONDS = 0.2  # shortest time between two reads of the slot map
 

@@ -74,7 +74,7 @@ class IdleProbe:
         """
         self.seconds = seconds
         self.ask = ask
-        self._late = 0.0  # seconds by which the last late answer was overdue
+        self._late = 0.0  # how many seconds late the last late answer was
         self._late_until = 0.0
 
     def start_wait(self, expected: float, most: float) -> ReplyWait:

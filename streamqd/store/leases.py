@@ -140,7 +140,7 @@ class LeaseView(NamedTuple):
     token: str
     """Token of the owner, or '' if no instance owns the assignment."""
     epoch: int
-    """Number of the last ownership, or 0 if the assignment never had an owner."""
+    """Epoch of the current or last owner, or 0 if the assignment never had an owner."""
     owner: str
     since_unix_ms: int
     quarantine: bool

@@ -1,7 +1,7 @@
 """Script calls that list, settle and promote the messages of an assignment.
 
 A worker lists and settles its messages, fenced by its token. The housekeeper promotes due messages,
-for which no token is necessary. See `store.fetch` for the calls that fetch messages, and
+which does not require a token. See `store.fetch` for the calls that fetch messages, and
 `store.retention` for those that trim streams.
 """
 
@@ -96,7 +96,8 @@ def recover(
 def entry_place(entry_id: bytes, *, retried: bool) -> bytes:
     """Return the place of an entry, which identifies it by its stream and its ID.
 
-    The ID alone is not enough, because both streams may have an entry with the same ID.
+    The ID alone is not enough, because the partition stream and the retry stream may each have an
+    entry with this ID.
     """
     return (b"r:" if retried else b"m:") + entry_id
 
@@ -160,9 +161,9 @@ class PendingEntry(NamedTuple):
 class Recovered(NamedTuple):
     """A page of pending entries from the partition and the retry stream, each oldest first.
 
-    If `more_main` or `more_retry` is True, that list may continue on the next page. `last_main` and
-    `last_retry` are the IDs of the entries last delivered to the group. The long poll starts after
-    them.
+    If `more_main` is True, the entries of the partition may continue on the next page, and the same
+    applies to `more_retry` and the retry stream. `last_main` and `last_retry` are the IDs of the
+    entries last delivered to the group, after which the long poll starts.
     """
 
     quarantine: bool

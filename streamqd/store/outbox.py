@@ -1,4 +1,4 @@
-"""Script calls with which a relay leases an outbox, fences partitions, and publishes rows.
+"""Script calls that lease an outbox to a relay, fence partitions, and publish rows.
 
 Each row is published once. `streamqd.outbox.relay` uses these calls, and views read the state that
 a relay publishes.
@@ -154,7 +154,7 @@ class Published(NamedTuple):
     written: int
     """Number of rows that this call wrote."""
     refusal: Exception | None
-    """The error with which the server rejected the next row, or None."""
+    """The error if the server rejected the next row, or None."""
     full: bool
     """True if the limit on the backlog left no room for the next row."""
 

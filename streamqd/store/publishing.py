@@ -330,7 +330,7 @@ def append(
 
 
 def flatten_messages(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
-    """Return the arguments with which a script receives messages.
+    """Return messages as arguments of a script.
 
     Each message becomes the length of its field list, followed by the elements of the list.
     """

@@ -1,4 +1,4 @@
-"""Script calls with which operators list, change and cancel waiting retries and delayed sends.
+"""Script calls that let operators list, run or cancel waiting retries and delayed sends.
 
 Both kinds are stored in the same format. The place of a retry is that of its failed entry. The
 place of a delayed send is its send ID.

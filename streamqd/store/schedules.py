@@ -234,7 +234,8 @@ def declare(
     """Build a call that stores a schedule, or replaces its specification if it has changed.
 
     `digest` is the hash of the specification `text`. `since_unix_ms` is the time at which the file
-    was read or the operator edited the schedule. With `force`, any existing schedule is replaced.
+    was read or the operator edited the schedule. If `force` is True, any existing schedule is
+    replaced.
     """
     return scripts.build_call(
         "schedule_declare",

@@ -123,8 +123,8 @@ Answer = Reply | RedisResponseError | RedisUnavailableError | ContractError
 def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
     """Return the command that executes a call.
 
-    By default, it is EVALSHA with the hash of the script. With `by_source`, it is EVAL with the
-    source, for a server that has not loaded the script.
+    By default, it is EVALSHA with the hash of the script. If `by_source` is True, it is EVAL with
+    the source, for a server that has not loaded the script.
     """
     if by_source:
         return ("EVAL", call.script.source, len(call.script.keys), *call.argv)

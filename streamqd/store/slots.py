@@ -30,7 +30,7 @@ def key_slot(key: str | bytes) -> int:
 
 
 def routing_key(command: Sequence[Any]) -> str | bytes | None:
-    """Return the key by which a command is routed, or None if any node may run the command."""
+    """Return the key that determines the node for a command, or None if any node may run it."""
     name = str(command[0]).upper()
     if name in _KEYLESS:
         return None

@@ -1,4 +1,4 @@
-"""Script calls with which Spark counts entries, and publishes each row of a batch once.
+"""Script calls that count entries for Spark, and publish each row of a batch once.
 
 Only `streamqd.spark` uses these calls.
 """
@@ -35,9 +35,10 @@ def step(stream: str, after: str, upto: str, count: int) -> Call:
 
 
 class StreamStep(NamedTuple):
-    """A step that passed `passed` entries, of which the last has the ID `last`.
+    """The result of a step through a stream.
 
-    If `more` is True, there may be further entries before the end of the range.
+    `passed` is the number of entries in the step, and `last` is the ID of the last one. If `more`
+    is True, there may be further entries before the end of the range.
     """
 
     passed: int

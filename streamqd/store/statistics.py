@@ -1,7 +1,7 @@
 """Read the figures that metrics, status and health show. This module writes nothing.
 
-The housekeeper reads the figures of its own instance's assignments, and the command line those for
-its views.
+The housekeeper reads the figures of its own instance's assignments, and the command line reads all
+figures that its views show.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.resolver import Resolver
 
-# Limits of the time for which a round trip blocks the supervisor, in seconds and as a share of the
-# TTL. That time includes name resolution, requests to sentinels, connecting and waiting.
+# The longest time that a round trip may block the supervisor, in seconds and as a share of the TTL.
+# This includes name resolution, requests to sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 PROBE_AFTER_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
-CALLS_MAX = 64  # approximate limit of scripts in one round trip, each of which takes about 0.03 ms
-TOGETHER = 0.2  # share of the renewal interval by which a lease may be renewed early
+CALLS_MAX = 64  # approximate limit of scripts in one round trip, at about 0.03 ms per script
+TOGETHER = 0.2  # a lease may be renewed early, by up to this share of the renewal interval
 _REFUSED = "redis.refused", logging.ERROR
 
 

@@ -81,7 +81,7 @@ class ExitAssessment(NamedTuple):
     crashed: bool
     cause: restart.ExitCause
     charged: bytes | None
-    lived: float = 0.0  # seconds for which the process was ready
+    lived: float = 0.0  # how many seconds the process was ready
     settled: int = 0  # number of messages that it finished, successfully or not
     lost: bool = False  # True if it was the first to notice that the lease has another owner
     # True if it finished no message, and the crash only makes the rounds of its suspects smaller.

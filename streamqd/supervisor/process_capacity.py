@@ -1,8 +1,8 @@
 """Limit the partitions of this instance while the operating system refuses to start processes.
 
-A partition for which no process can be started is released. The heartbeat reports the limit, so
-that other instances acquire such partitions. When enough processes can be started again, the
-heartbeat no longer reports a limit, and the instance gets its share back.
+If no process can be started for a partition, the partition is released. The heartbeat reports the
+limit, so that other instances acquire such partitions. When enough processes can be started again,
+the heartbeat no longer reports a limit, and the instance gets its share back.
 `policy.capacity.Capacity` keeps the state.
 """
 

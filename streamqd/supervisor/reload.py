@@ -68,7 +68,7 @@ class Reload:
         self._settings: Settings | None = None
         self.rolling = False
         self._begun_unix_ns = 0
-        # The reason for which the last reload was refused or stopped, '' if it succeeded.
+        # The reason why the last reload was refused or stopped, or '' if it succeeded.
         self.problem = ""
 
     def request(self) -> None:

@@ -16,7 +16,7 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.partition import AssignmentState, Phase
 
-# Seconds by which a start or drain that makes progress extends its time limit.
+# A start or drain that makes progress requests this many more seconds from the service manager.
 EXTEND_SECONDS = 20.0
 EXTEND_EVERY = 5.0  # seconds between two requests for such an extension
 PINGS = 4  # number of pings per watchdog interval

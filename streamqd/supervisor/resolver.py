@@ -17,7 +17,7 @@ from streamqd.store.transport import resolve
 from streamqd.subprocess_task import SubprocessTask
 
 GIVE_UP_SECONDS = 60.0  # time limit for a resolution, after which it is started again
-KEPT_SECONDS = 60.0  # time since the start of a resolution for which its answer can be used
+KEPT_SECONDS = 60.0  # an answer can be used for this long after its resolution started
 
 
 @dataclass
@@ -38,8 +38,8 @@ class Resolver:
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
         """Return the addresses of a name, as `transport.Lookup` does.
 
-        Waits for no longer than `seconds`. Raises socket.gaierror if the name is not resolved by
-        then.
+        The call takes no longer than `seconds`. Raises socket.gaierror if the name is not resolved
+        by then.
         """
         self._forget_old()
         try:

@@ -103,7 +103,7 @@ class _Replacing:
     def stops_old(self) -> bool:
         """True if the old worker needs the command to stop now.
 
-        With a standby for `max_messages`, it stops automatically.
+        If it is replaced because of `max_messages`, it stops automatically.
         """
         return self.cold or (self.partition.standby_is_warm and self.reason != MAX_MESSAGES)
 
@@ -124,7 +124,7 @@ class RollingReplacement:
         self._cooling_down: dict[
             Assignment, float
         ] = {}  # monotonic times at which replacements may start again
-        # Reasons for which the last replacements were given up.
+        # Reasons why the last replacements were given up.
         self._failed: dict[Assignment, str] = {}
         self._roll: list[Assignment] = []  # workers that a reload must replace after `_rolling`
         self._rolling: Assignment | None = None

@@ -74,7 +74,7 @@ class WorkerPool:
     # The `detach` methods of the parent's connections, which are called in each child.
     forget: list[Callable[[], None]]
     keep: list[int]  # file descriptors that children keep open, such as the one of the lock file
-    refusal: str = ""  # last error with which the operating system refused a process
+    refusal: str = ""  # last error of the operating system when it refused a process
     isolate: Isolate[Assignment] = run_directly
     _forks: logs.Episode = field(
         default_factory=lambda: logs.Episode("fork.failed", "fork.recovered")

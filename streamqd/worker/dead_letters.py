@@ -81,7 +81,7 @@ def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
 
 
 def last_run(message: Message, span: str) -> dict[bytes, bytes]:
-    """Return the field that holds the span of the failed run. Without tracing, `span` is ''."""
+    """Return the field that holds the span of the failed run, which is '' without tracing."""
     if span or has_field(message, LAST_RUN):
         return {LAST_RUN: span.encode()}
     return {}
@@ -164,7 +164,7 @@ def build_fields_without_run(
 
 
 def find_oversize(message: Message, bytes_max: int) -> str:
-    """Return a description of the excess if a message exceeds `max_message_bytes`, else ''."""
+    """Return a text that shows how far a message exceeds `max_message_bytes`, or '' if it fits."""
     size = len(message.payload)
     beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size
     if max(size, beside - BOOKKEEPING) <= bytes_max:

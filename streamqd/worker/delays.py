@@ -45,7 +45,7 @@ class StartDelays:
                 self._add(ids, ms)
 
     def note_each(self, entries: Sequence[RawEntry], start: int, starts: Sequence[int]) -> None:
-        """Count the runs of one stream's entries, the first of which is `entries[start]`.
+        """Count the runs of one stream's entries, starting with `entries[start]`.
 
         `starts` holds their start times (`now_ns`), in the order of the stream. Entries that have
         no start time did not run.

@@ -28,8 +28,7 @@ class FetchedEntry:
     known, because the message is a retry, was charged with a crash, or waits in its place.
     `crashes` is the number of crashes charged to the entry itself, in addition to those in its
     fields. `lane`, `sequence` and `started_ns` are set when the entry starts to run in a lane.
-    After that run, `ended_ns` is set, and `end` is the exception with which the run failed, or
-    None.
+    After that run, `ended_ns` is set, and `end` is its exception, or None if it succeeded.
     """
 
     __slots__ = (
@@ -86,7 +85,7 @@ class FetchedEntry:
     def keep(self, attempts: int, due_ns: int) -> None:
         """Record that the entry runs again in its place at `due_ns` (`now_ns`).
 
-        `attempts` is 1 if the last run counts as an attempt, else 0. Call `restore` first.
+        `attempts` is 1 if the last run counts as an attempt, and 0 otherwise. Call `restore` first.
         """
         self.message.failures_in_place += attempts
         self.message.due_in_place_ns = due_ns

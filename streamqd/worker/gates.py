@@ -21,7 +21,10 @@ class Gate(Protocol):
     """
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return the number of nanoseconds until this many runs may start, 0 for now. No I/O."""
+        """Return the nanoseconds until this many runs may start, or 0 if they may start now.
+
+        This must not do any I/O.
+        """
 
     def admits(self, running: int) -> bool:
         """Return True if another run may start while this many are running."""
@@ -55,7 +58,7 @@ class Gates:
         self.has_gates = bool(self._gates)
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return the number of nanoseconds for which a gate delays this many runs, 0 for none."""
+        """Return the nanoseconds until the first closed gate opens, or 0 if all gates are open."""
         for gate in self._gates:
             if left := gate.held_ns(now, runs):
                 return left

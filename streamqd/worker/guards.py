@@ -149,7 +149,7 @@ class Guards:
     # --- checks before a run ---
 
     def held_ns(self, _now: int, _runs: int = 1) -> int:
-        """Return the number of nanoseconds for which no run may start, 0 if one may start now."""
+        """Return the nanoseconds until a run may start, or 0 if one may start now."""
         return SHORTEST_NS if self.must_pause else int(self._seconds_until_start() * 1e9)
 
     def _seconds_until_start(self) -> float:
@@ -242,7 +242,7 @@ class Guards:
         self._waits.end()
 
     def _pause(self, name: str, why: str) -> str:
-        """Write the pause to Redis. Return the reason if Redis refuses it, else ''.
+        """Write the pause to Redis. Return the reason if Redis refuses it, or '' otherwise.
 
         If the connection is lost before the answer arrives, a later call writes the pause again.
         """

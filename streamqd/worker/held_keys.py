@@ -123,7 +123,7 @@ class KeyBlocker(Generic[Kept]):
     def reschedule(self, key: Hashable, now: float) -> None:
         """Make a key due if it still has entries after a run, or release it otherwise.
 
-        Does nothing if the key waits for its due time.
+        This does nothing if the key is waiting for its due time.
         """
         if key in self._due:
             return
@@ -279,7 +279,7 @@ class HeldKeys:
     def is_full(self, queued: int = 0) -> bool:
         """Return True if no more entries may be fetched, because too many are held or queued.
 
-        Publishes in the slot whether the held entries alone are too many.
+        This also publishes in the slot whether the held entries alone are too many.
         """
         blocker, consumer = self._blocker, self._consumer
         full = blocker.entries >= consumer.held_max or blocker.size >= consumer.prefetch_bytes

@@ -95,7 +95,7 @@ class Hooks:
         ) from error
 
     def stop(self) -> None:
-        """Run `on_stop`, then stop the event loop. Never raises, even if the hook fails."""
+        """Run `on_stop`, then stop the event loop. If the hook fails, the error is only logged."""
         error = self._run(self.loaded.on_stop)
         if error is not None and self.loaded.redact is None:
             logs.event("worker.hook_failed", logging.ERROR, assignment=self._assignment, exc=error)

@@ -39,7 +39,7 @@ class RunEnds:
         """Start with no finished runs.
 
         `soon` schedules a call for slightly later, so that many finished runs cause only one
-        wake-up. Without it, the wake-up is immediate.
+        wake-up. If it is None, the wake-up is immediate.
         """
         self._states = slot.states
         self._soon = soon
@@ -155,7 +155,7 @@ class TaskLanes:
     def _report_canceled(self, entries: list[FetchedEntry]) -> None:
         """Report tasks that were canceled before they ran.
 
-        Called after every task has run its first step.
+        This is called after every task has run its first step.
         """
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():

@@ -40,7 +40,7 @@ class LoopHeartbeat:
             slot.loop_heartbeat_ns = 0
 
     def _turn(self) -> None:
-        """Write a heartbeat, and schedule the next one. Called in the loop's thread."""
+        """Write a heartbeat, and schedule the next one. This runs in the loop's thread."""
         if self._timer is not None:
             self._timer.cancel()  # the last turn set it just when `start` scheduled this turn
             self._timer = None

@@ -99,14 +99,14 @@ class Quarantine:
     def begin_rerun(self, place: bytes) -> None:
         """Wait for a turn, and mark an entry that runs again after it was kept.
 
-        Does nothing while runs are not marked. Raises the errors of `begin`.
+        This does nothing while runs are not marked. Raises the errors of `begin`.
         """
         if self._session:
             self._context.settler.flush()
             self._begin(place)
 
     def clear_mark_if_idle(self) -> None:
-        """Clear the mark if no message is running. Called when an entry is kept for a later run."""
+        """Clear the mark if no message is running. Call this when an entry is kept for later."""
         if self._session and not self._runs:
             self.end_turn()
             self._mark(NO_MESSAGE)

@@ -43,9 +43,10 @@ class Reclaim:
         self._looked = False
 
     def pages(self) -> Iterator[bool]:
-        """Yield each stream whose next page must be taken: True for the retry stream, else False.
+        """Yield True or False for each stream whose next page must be taken.
 
-        Clears the flag when all pages of both streams have been taken.
+        True stands for the retry stream, and False for the partition. When all pages of both
+        streams have been taken, the flag is cleared.
         """
         wanted, self._looked = self._slot.reclaim_requested, False
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}

@@ -273,6 +273,6 @@ class Recovery:
     def _page(self) -> int:
         """Return how many pending entries may be listed at a time.
 
-        Waits under the same conditions as `Turns.await_room`.
+        This waits under the same conditions as `Turns.await_room`.
         """
         return min(RECOVER_PAGE, self._turns.prefetch.count, self._turns.await_room())

@@ -36,7 +36,7 @@ from streamqd.worker.verdicts import Verdicts
 ACK_DELAY_NS = 20_000_000  # settle before the next run if an unsettled run is older than this
 ACK_SHARE = 20  # settle before the next run if settling takes less than 1/20 of the last run
 QUICK_RUN_NS = 2_000_000  # run time up to which settling can wait for the next run
-# The longest time for which a pass may run without checking its delays.
+# A pass (see `RunStarts`) may run for no longer than this without checking its delays.
 UNSEEN_NS = ACK_DELAY_NS + 3 * QUICK_RUN_NS
 
 

@@ -29,7 +29,7 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # entries per call, which limits how long one call occupies the server
-GRACE_NS = 1_000_000  # time by which a wait for events may exceed the due time of an acknowledgment
+GRACE_NS = 1_000_000  # a wait for events may end this much after an acknowledgment is due
 DEFER_SECONDS = 1.0  # pause between attempts to settle entries that the server refused
 
 # These refusals mean that the server accepts no writes now. A single entry or key may cause others.
@@ -76,7 +76,7 @@ class Settler:
     keys: Keys
     lease: Lease
     slot: WorkerSlot
-    linger_ns: int = 0  # longest time for which an acknowledgment waits to travel with a read
+    linger_ns: int = 0  # how long an acknowledgment may wait for a read that can carry it
 
     def __post_init__(self) -> None:
         self._calls = FencedCalls(self.link, self.slot)
@@ -172,7 +172,7 @@ class Settler:
     def begin_batch(self, places: list[bytes], *, read: bool = False) -> None:
         """Write a new batch to the slot, followed by the failed entries that are not settled yet.
 
-        Set `read` if all places come from one read, in the order of that read.
+        `read` must be True if all places come from one read, in the order of that read.
         """
         self.slot.post_batch(places + self.deferred_places)
         self._first = self._numbered + 1 if read else 0
@@ -389,8 +389,8 @@ class Settler:
     def pending_differs(self, kept: int) -> bool:
         """Return True if the server's pending count differs from the entries known to the worker.
 
-        The worker knows the unsettled entries and those that its executor keeps, of which there are
-        `kept`.
+        The worker knows the unsettled entries and those that its executor keeps. `kept` is the
+        number of the latter.
         """
         assignment = self.lease.assignment
         commands = [

@@ -66,7 +66,7 @@ class RateLimiter:
         return now
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return the number of nanoseconds until this many runs may start, 0 for now.
+        """Return the nanoseconds until this many runs may start, or 0 if they may start now.
 
         If they have to wait, this is published in the slot.
         """

@@ -154,7 +154,7 @@ class Turns:
         return self._channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
 
     def wait_seconds(self, *, held: bool = True) -> float:
-        """Return the number of seconds for which the loop may wait for an event.
+        """Return how many seconds the loop may wait for an event.
 
         The wait ends when a settlement or a check is due, or when an entry could start. If `held`
         is true, this may also be a held entry.
@@ -208,7 +208,7 @@ class Turns:
     def await_room(self) -> int:
         """Return how many entries may be fetched from each stream (at least 1).
 
-        Waits while too many retries and dead letters are unsettled because Redis refuses them.
+        If Redis refuses retries and dead letters, this waits while too many of them are unsettled.
         Acknowledgments are still sent during the wait, because they free memory.
         """
         settler, most = self._settler, self._consumer.prefetch_max

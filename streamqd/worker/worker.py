@@ -231,7 +231,7 @@ class WorkerLoop:
                 self._admit(fetched)  # `Executor.admit`: WAITING
 
     def _step(self, step: Step) -> FetchResult | None:
-        """Execute a step. Return the answer if it received one to a read, else None."""
+        """Execute a step. If it received the answer to a read, return it, or None otherwise."""
         match step:
             case Step.LIST_PENDING:
                 self._list_released()
