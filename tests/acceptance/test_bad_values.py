@@ -126,7 +126,7 @@ def test_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
 
 @pytest.mark.parametrize("raw", ODD, ids=lambda raw: str(raw)[:8])
 def test_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
-    """The bad values are three partition counts, a trim record and a fence."""
+    """An instance starts although three partition counts, a trim record and a fence are bad."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     bad = ["bad1", "bad2", "bad3"]
     one = daemon.tables["consumers"][0]

@@ -48,9 +48,10 @@ def has_begun(daemon: Daemon, runs: int) -> bool:
 def test_every_missing_message_is_handled_or_counted_as_lost(
     fresh_server: ProcessServer, tmp_path: Path
 ):
-    """Two groups receive twice as many messages as they can handle.
+    """A missing message was either handled or is counted as lost.
 
-    Every fifth one expires after 50 ms.
+    Two groups receive twice as many messages as they can handle. Every fifth one expires after 50
+    ms.
     """
     port = free_port()
     daemon = Daemon(

@@ -119,7 +119,7 @@ def wait_worker(daemon: Daemon, state: str) -> str:
 def test_random_failures_keep_the_order_of_each_of_10000_keys(
     new_daemon: NewDaemon, chance: Any, concurrency: int
 ):
-    """One worker is killed during the test."""
+    """Each of 10,000 keys stays in order, despite random failures and a worker that is killed."""
     keys = [f"k{number}" for number in range(10_000)]
     sequence = keys + chance.choices(keys, k=3_000)
     numbers: Counter[str] = Counter()

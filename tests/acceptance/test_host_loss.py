@@ -286,7 +286,10 @@ TOGETHER: dict[str, dict[str, Any]] = {
 def test_message_is_dead_lettered_after_three_lost_hosts(
     new_host: NewDaemon, shape: str, partitions: int
 ):
-    """Three hosts run many messages each, and whenever one is lost, the next one takes over."""
+    """A message that kills hosts is dead-lettered after the third one.
+
+    Three hosts run many messages each, and whenever one is lost, the next one takes over.
+    """
     options = {"consumer": TOGETHER[shape], "partitions": partitions, "code": hosts.CODE + BATCHES}
     trio = [
         new_host(name=name, daemon={"lease_ttl": "2s"}, **options)

@@ -64,7 +64,7 @@ def test_hung_server_is_reported_by_every_command(
 
 
 def test_hung_embedded_server_is_reported(tmp_path: Path):
-    """The daemon is still running, but its embedded server is stopped."""
+    """A command reports a hung embedded server, although its daemon is still running."""
     daemon = Daemon(tmp_path, "embedded:")
     with daemon:
         (server,) = [

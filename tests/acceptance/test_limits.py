@@ -212,7 +212,10 @@ def break_starts(daemon: Daemon, *partitions: int) -> None:
 
 @pytest.mark.fault("F3")
 def test_daemon_exits_with_the_cause_if_no_worker_starts(new_daemon: NewDaemon):
-    """The last lines, which operators read first, name the cause as well."""
+    """If no worker starts, the daemon exits with the cause.
+
+    Its last lines, which operators read first, name it as well.
+    """
     daemon = new_daemon(
         partitions=2,
         daemon=LOOP | {"crash_backoff": {"kind": "fixed", "base": "200ms", "jitter": "none"}},

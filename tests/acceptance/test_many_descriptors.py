@@ -56,7 +56,7 @@ def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurre
 
 
 def test_top_with_1100_open_descriptors_receives_keys(new_daemon: NewDaemon):
-    """`top` receives keys, although `select` would reject a pipe with such a number."""
+    """`top` receives keys, although its pipe has a number that `select` would reject."""
     with new_daemon(partitions=2) as daemon:
         words = command(daemon, "top", "--interval", "0.2s")
         terminal = Terminal([*WITHIN, *words], cwd=daemon.folder, env=environment())

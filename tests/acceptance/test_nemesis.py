@@ -31,7 +31,7 @@ def test_random_faults_lose_nothing_and_explain_every_repeat(
 
 @pytest.mark.promise
 def test_rolling_operations_repeat_no_message(fresh_server: ProcessServer, tmp_path: Path):
-    """Rolling restarts, rebalances, reloads and recycles repeat no message: they are no faults."""
+    """Rolling restarts, rebalances, reloads and recycles are no faults and repeat no message."""
     planned = plan(SEED, 4.0, every=0.4, lasting=(0.2, 0.6), kinds=PEACE)
     consumer = {"max_messages": 15}
     with Trial(tmp_path, fresh_server, seed=SEED, lease_ttl=10.0, consumer=consumer) as trial:

@@ -263,7 +263,10 @@ def test_read_before_recovery_is_listed_as_pending(harness: Harness, owners: tup
 def test_mark_of_an_abandoned_connection_suspects_nothing(
     harness: Harness, owners: tuple[Owner, Owner]
 ):
-    """Such a mark suspects no message, because no worker was running the entry that it names."""
+    """A mark on an abandoned connection suspects no message.
+
+    No worker was running the entry that it names.
+    """
     a, b = owners
     assert a.say(a.acquire()) == "OK"
     place = harness.add("1-1")
@@ -400,7 +403,7 @@ def test_successor_without_a_scoreboard_resumes_immediately(
 
 @pytest.mark.fault("F6")
 def test_leases_of_a_killed_predecessor_are_taken_immediately(new_daemon: NewDaemon):
-    """The successor need not wait for the TTL: the lock proves that no old process is left."""
+    """The successor does not wait for the TTL. The lock proves that no old process is left."""
     with new_daemon(partitions=3) as daemon:
         epochs = daemon.epochs()
         uids = daemon.send(["await nothing"], partition=0) + daemon.send(["ok"] * 20, partition=1)

@@ -110,9 +110,9 @@ def test_entry_below_reclaim_idle_stays_with_its_consumer(new_daemon: NewDaemon)
 
 
 def test_running_entry_is_never_reclaimed(new_daemon: NewDaemon):
-    """A running entry is never reclaimed, although it counts as idle.
+    """A running entry is never reclaimed.
 
-    An automatic claim takes idle entries.
+    An automatic claim would take it, because it counts as idle.
     """
     daemon = new_daemon(consumer=IDLE)
     stream = create_topic_and_group(daemon)

@@ -135,7 +135,7 @@ def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
 def test_server_killed_and_restarted_loses_nothing(
     make: Make, fresh_server: ProcessServer, chance: random.Random
 ):
-    """Nothing is lost.
+    """A server that is killed and restarted loses nothing.
 
     The last outage lasts until every lease has expired and every heartbeat is overdue.
     """

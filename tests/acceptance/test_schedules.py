@@ -136,7 +136,10 @@ def test_repeated_kills_of_five_instances_lose_no_tick(
 def test_restart_in_every_period_loses_no_tick(
     fleet: Callable[..., Any], restarts: int, period: int
 ) -> None:
-    """A scheduler that counted its periods from its own start would never fire here."""
+    """No tick is lost if the daemon restarts in every period.
+
+    A scheduler that counted from its own start would never fire.
+    """
     [daemon] = fleet([schedule_every_second("tick", every=f"{period}s")])
     late: list[int] = []
     begun = time.monotonic()
@@ -190,10 +193,7 @@ def test_clock_set_back_repeats_no_tick(fresh_server: ProcessServer, tmp_path: P
 
 
 def test_full_memory_delays_but_loses_no_tick(fresh_server: ProcessServer, tmp_path: Path) -> None:
-    """The server rejects writes for 8 s.
-
-    Each tick is sent once after that, and the log stays short.
-    """
+    """A server that rejects writes for 8 s delays ticks, but loses none. The log stays short."""
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
         daemon.write_config(schedules=[schedule_every_second("tick", misfire="all")])

@@ -316,7 +316,10 @@ def test_messages_are_not_acknowledged_after_another_owner(
 
 
 def test_scoreboard_is_refused_after_an_emptied_redis(new_daemon: NewDaemon):
-    """A Redis that has lost its data, or another Redis, has other tokens than the scoreboard."""
+    """A scoreboard is refused if Redis has lost its data or is another server.
+
+    Its tokens are different then.
+    """
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)

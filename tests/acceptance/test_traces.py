@@ -522,7 +522,10 @@ def test_damaged_span_file_is_removed(
 
 
 def test_span_file_of_another_instance_is_kept(new_traced_daemon: NewDaemon):
-    """The file is kept, because that instance's processes may be running in another container."""
+    """An instance keeps the span files of others.
+
+    Their processes may be running in another container.
+    """
     daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
     folder.mkdir(parents=True)

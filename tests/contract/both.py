@@ -97,8 +97,7 @@ class Both:
 
     def retry(self, name: str, token: str, items: tuple[tuple[str, bool, Fields], ...]) -> str:
         sent = [(p.encode(), 0.0 if now else 3600.0, _raw(f)) for p, now, f in items]
-        # The hints about adjacent entries are often wrong here, because they must not change the
-        # result.
+        # The hints about adjacent entries are often wrong here, and must not change the result.
         call = messages.retry(
             self.keys, Lease(self.harnesses[name].assignment, token), sent, adjacent=len(sent) > 1
         )

@@ -76,7 +76,10 @@ def test_whole_number_accepts_only_plain_decimals(harness: Harness) -> None:
 
 
 def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
-    """An invalid counter must not be an error, because a script counts only after its effects."""
+    """An invalid counter starts again.
+
+    It must not be an error, because a script counts only after its effects.
+    """
     source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
     for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):
         harness.do("HSET", "h", "f", before)

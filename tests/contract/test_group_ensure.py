@@ -45,7 +45,10 @@ def test_group_ensure_recreates_only_the_retry_group(harness: Harness) -> None:
 
 
 def test_group_ensure_starts_the_retry_group_at_zero(harness: Harness) -> None:
-    """A promotion may have written to the retry stream before its group was recreated."""
+    """The retry group starts at 0.
+
+    A promotion may have written to the stream before the group was recreated.
+    """
     harness.add("3-0", stream=harness.retry)
     harness.expect("group_ensure", "CREATED", ensure(harness, "$"))
     assert harness.fetch(stream=harness.retry) == [b"3-0"]
@@ -66,7 +69,10 @@ def test_group_ensure_starts_the_retry_group_at_zero(harness: Harness) -> None:
 def test_group_ensure_restores_a_lost_group_below_its_floor(
     harness: Harness, floor: str, at: bytes
 ) -> None:
-    """If the group were created at the floor, it would skip the first unfinished message."""
+    """A lost group is restored just below its floor.
+
+    At the floor, it would skip the first unfinished message.
+    """
     harness.add("6-0")
     harness.do("HSET", harness.trim, "floor:hits", floor, "floor:audit", "9-0")
     assert harness.expect("group_ensure", "CREATED", ensure(harness, "$")) == [at]

@@ -149,7 +149,10 @@ def test_group_reset_with_force_fences_the_owner(busy_group: Harness) -> None:
 
 
 def test_group_reset_fences_an_owner_with_an_expired_lease(busy_group: Harness) -> None:
-    """If a paused owner resumes, it must not settle entries that will be read again."""
+    """A reset also fences an owner whose lease has expired.
+
+    If it resumes, it must not settle entries that are read again.
+    """
     busy_group.own("t1")
     busy_group.do("DEL", busy_group.lease)
 

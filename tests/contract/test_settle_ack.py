@@ -58,7 +58,10 @@ def test_settle_ack_deletes_counters_of_charged_entries(harness: Harness) -> Non
 
 
 def test_settle_ack_without_counters_names_no_attempts_key(harness: Harness) -> None:
-    """If the key is missing, naming it would cause TRYAGAIN while its slot moves."""
+    """Without counters, the call does not name their key.
+
+    While its slot moves, a missing key would cause TRYAGAIN.
+    """
     call = ack(harness, [b"m:1-0"])
     assert harness.attempts not in call.argv
     assert call.argv[3] == call.argv[0] == harness.fence

@@ -135,7 +135,10 @@ def test_settle_retry_looks_up_adjacent_entries_together(harness: Harness) -> No
 
 
 def test_settle_retry_finds_entries_that_are_not_adjacent(harness: Harness) -> None:
-    """The hint may be wrong, because entries are apart, missing, out of order, or named twice."""
+    """Entries are found even if the hint is wrong.
+
+    They may be apart, missing, out of order, or named twice.
+    """
     harness.pending("1-0", "2-0", "3-0", "4-0", "5-0", "6-0", "7-0")
     harness.own("t1")
     harness.do("XACK", harness.stream, "hits", "3-0")
@@ -194,7 +197,7 @@ def test_settle_retry_reports_unknown_entries_as_gone(harness: Harness) -> None:
 
 
 def test_settle_retry_requires_the_group(harness: Harness) -> None:
-    """Without its group, an entry is not settled.
+    """If its group is missing, an entry is not settled.
 
     The owner recreates the group and then settles it.
     """

@@ -341,7 +341,10 @@ def test_max_backlog_needs_no_further_permissions(
     new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
-    """`max_backlog` needs no others, although it reads the last entry if a group has a lag."""
+    """A producer needs no further permissions for `max_backlog`.
+
+    Its script also reads the last entry if a group has a lag.
+    """
     ScriptLoader(new_link()).run()
     link.run(messages.ensure_group(keys, Assignment(topic, 0, "hits"), "0"))
     settings = config.Settings(redis=settings_of_user(server, users.read("producer-scripts").user))

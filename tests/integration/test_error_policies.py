@@ -204,7 +204,10 @@ def test_blocked_message_is_retried_with_full_memory(harness: Harness, life: Lif
 def test_quarantine_has_no_suspect_during_a_wait(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    """If the host is lost during a wait, the loss must not be charged to the message."""
+    """No message is a suspect while it waits.
+
+    If the host is lost then, the loss must not be charged to the message.
+    """
     add_entries(harness, "aabb")
     harness.fetch(4)
     harness.do("HSET", harness.fence, "quarantine", "1")

@@ -408,7 +408,10 @@ def test_connection_reports_a_refusal_at_accept() -> None:
 def test_fence_without_watch_permission_stops_reads(
     server: ProcessServer, link: Connection, keys: Keys
 ) -> None:
-    """If a worker loses this permission, its reads would otherwise continue without a fence."""
+    """A worker that loses the permission for WATCH stops reading.
+
+    It would otherwise read without a fence.
+    """
     assignment = Assignment("access", 0, "hits")
     link.execute("HSET", keys.fence(*assignment), "token", "ours")
     for stream in (keys.source(*assignment), keys.retry_stream(*assignment)):

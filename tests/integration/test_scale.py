@@ -225,7 +225,10 @@ def test_scale_endpoint_equals_the_command(harness_at: HarnessAt, file: Path, sc
 
 
 def test_scale_endpoint_returns_503_without_redis(tmp_path: Path) -> None:
-    """The endpoint returns 503, so no autoscaler takes an outage for an empty queue."""
+    """Without Redis, the endpoint returns 503.
+
+    An autoscaler must not take an outage for an empty queue.
+    """
     file = tmp_path / "streamq.toml"
     file.write_text(toml({"redis": {"url": f"unix://{tmp_path}/none.sock"}}))
 

@@ -371,7 +371,10 @@ def test_schedule_list_survives_an_out_of_range_tick(
 def test_schedule_prune_keeps_schedules_with_an_unreadable_state(
     run_with_schedule: Run, store: Store
 ) -> None:
-    """A bad counter, or a key of another type, does not mean that the topic was deleted."""
+    """Schedules whose state cannot be read are kept.
+
+    A bad counter, or a key of another type, does not mean that the topic was deleted.
+    """
     run_with_schedule("add", "other", "--topic", "others", "--every", "1h")
     line = calls.index(store, ["tick"])["tick"]
     assert isinstance(line, calls.IndexLine)

@@ -339,7 +339,10 @@ def test_many_due_schedules_fire_in_pages(store: Store) -> None:
 
 @pytest.mark.parametrize("count", [1, firing.PAGE, 300])
 def test_specifications_are_read_ahead_of_their_due_time(store: Store, count: int) -> None:
-    """If thousands are due at one instant, reading them only then would make them late."""
+    """Specifications are read ahead of time.
+
+    Thousands that are due at one instant would be late if they were read only then.
+    """
     names = [f"s{at}" for at in range(count)]
     reconcile(store, *(schedule(each) for each in names))
     for each in names:

@@ -99,7 +99,10 @@ def test_sentinel_link_does_not_write_to_a_replica(
 def test_start_warns_about_a_master_without_min_replicas(
     link: Connection, sentinels: Sentinels
 ) -> None:
-    """The start warns about such a master, because it would accept writes that a failover loses."""
+    """The start warns about a master without min-replicas.
+
+    It would accept writes that a failover loses.
+    """
     settings = config.Settings()
     for replica in sentinels.servers[1:]:
         wait_until(replica.follows, what="the replica follows")

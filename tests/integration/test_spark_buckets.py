@@ -536,9 +536,9 @@ def test_configured_store_options_are_checked_and_masked(tmp_path: Path) -> None
 def test_endpoint_that_is_not_a_url_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such an endpoint is refused.
+    """An endpoint that is not a URL is refused.
 
-    The client of the store would panic otherwise, which no command can report as an error.
+    The client of the store would panic, which no command can report as an error.
     """
     for name in ("AWS_ENDPOINT_URL", "aws_endpoint"):
         with pytest.raises(

@@ -572,7 +572,7 @@ def test_streaming_read_refuses_an_end(shop: Shop, ending: dict[str, str]) -> No
 
 
 def test_batch_read_refuses_a_start_after_its_end(shop: Shop) -> None:
-    """A batch read refuses such a start, because it would otherwise return no rows and no error."""
+    """A batch read refuses a start after its end, which would return no rows and no error."""
     shop.fill(0, 1, 9)
 
     def planned(start: str, end: str) -> int:

@@ -590,7 +590,10 @@ def test_sink_handles_rows_for_a_removed_partition(
 
 
 def test_sink_stages_rows_of_a_deleted_topic(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task continues with the partition count it knows, but its stream would have no reader."""
+    """A task still stages rows of a deleted topic, with the partition count that it knows.
+
+    Publishing them would create a stream without a reader.
+    """
     late = staging.Stage(shop.options(), QUERY, 3)
     counts = sink.deliver(rows(*LETTERS), shop.options(), 0, late.send)
     topics_deletion.delete(Store(shop.link, shop.keys), "out", force=True)

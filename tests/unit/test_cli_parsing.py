@@ -583,7 +583,7 @@ def test_command_reports_that_the_embedded_server_is_down(
 
 
 def test_socket_of_another_user_is_not_reported_as_missing() -> None:
-    """A command that another user runs must not report that the daemon is not running."""
+    """A command of another user does not report that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -680,7 +680,10 @@ def test_module_import_failure_is_reported_once(invoke: Invoke, verb: tuple[str,
 def test_check_reports_an_http_address_in_use(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Otherwise, the daemon would start without a metrics endpoint that can be reached."""
+    """`check` reports an address that is in use.
+
+    The daemon would start without a reachable metrics endpoint.
+    """
     family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
     with socket.socket(family, socket.SOCK_STREAM) as other:
         other.bind(("127.0.0.1", 0) if kind == "tcp" else "pages.sock")

@@ -433,7 +433,10 @@ def test_consumer_numbers_survive_an_invalid_consumer(place: Place) -> None:
 
 
 def test_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
-    """A position such as `consumers[13]` alone would be hard to find in the file."""
+    """A problem of a consumer names its topic, group and line.
+
+    `consumers[13]` alone is hard to find in a file.
+    """
     other = WORK.replace('"hits"', '"bills"')
     found = place.problem(f"# a remark\n{WORK}\n[daemon]\n\n{other}max_attempts = -1")
     assert re.fullmatch(r"consumers\[1\].max_attempts: .* \(access/bills, \S+:11\)", found), found
@@ -777,7 +780,10 @@ def _made_over(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", ["directory", "link"])
 def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, case: str) -> None:
-    """If state_dir is long, another user could create the short directory first."""
+    """Clients refuse a server of another user.
+
+    If state_dir is long, that user could create the short directory first.
+    """
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     claimed.parent.rmdir()
@@ -795,7 +801,10 @@ def test_clients_refuse_a_server_of_another_user(place: Place, runtime: Path, ca
 
 
 def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
-    """Before the first start, any user could create the missing directory in /tmp."""
+    """Clients use no socket before the first start.
+
+    Until then, any user could create the directory in /tmp.
+    """
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
         prepare()
@@ -805,7 +814,10 @@ def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
 def test_root_finds_the_embedded_server_of_another_user(place: Place, runtime: Path) -> None:
-    """Root accepts the directory, because it may also belong to the owner of state_dir."""
+    """Root finds the server of another user.
+
+    The directory may also belong to the owner of state_dir.
+    """
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     os.chown(claimed.parent, 65534, -1)

@@ -35,7 +35,10 @@ def test_numbers_are_exact_at_any_size(value, text):
 
 
 def test_templates_use_only_filters_that_exist():
-    """Jinja would find an unknown filter only when it renders the branch that uses it."""
+    """Templates use only filters that exist.
+
+    Jinja finds an unknown one only when it renders its branch.
+    """
     environment = Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)._environment
     unknown = {
         (name, used.name)

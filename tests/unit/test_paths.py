@@ -107,7 +107,7 @@ def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
 def test_invalid_names_are_rejected(name: str) -> None:
-    """A name must not have a separator, a line break, a leading dot or more than 64 characters."""
+    """A name with a separator, a line break, a leading dot or over 64 characters is rejected."""
     assert not NAME.fullmatch(name)
 
 

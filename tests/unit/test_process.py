@@ -298,9 +298,9 @@ def test_child_has_an_empty_standard_input(spawn: Start):
 
 
 def test_programs_started_by_a_child_can_be_terminated(spawn: Start):
-    """Such programs can be terminated.
+    """A program that a child starts can be terminated.
 
-    A signal that the child ignores would stay ignored in every program that a handler starts.
+    A signal that the child ignores would stay ignored in the program.
     """
 
     def run(control: socket.socket) -> int:

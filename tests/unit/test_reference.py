@@ -115,7 +115,7 @@ def test_printed_configuration_loads_as_equal_settings(tmp_path: Path) -> None:
 
 
 def to_toml(document: dict[str, object]) -> str:
-    """Return a document as inline TOML. Strings, numbers and lists in JSON are valid TOML, too."""
+    """Return a document as inline TOML. Strings, numbers and lists in JSON are also valid TOML."""
 
     def value(item: object) -> str:
         if isinstance(item, dict):

@@ -268,10 +268,9 @@ def test_rescued_fields_keep_their_exact_text() -> None:
 
 
 def test_deeply_nested_payload_is_rescued_whole() -> None:
-    """Such a payload is rescued as a whole.
+    """A deeply nested payload is rescued as a whole.
 
-    Spark decides which rows these are, and the task would always fail if one fit without being
-    divided.
+    Spark judges such rows, and if one fit without being divided, the task would always fail.
     """
     payload = b'{"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
     assert rescue_fields(payload, {"b"}) == payload.decode()
@@ -393,7 +392,10 @@ def test_column_bounds_are_in_the_table_log(archive: Archive) -> None:
 
 
 def test_column_named_like_the_ids_has_no_bounds(archive: Archive) -> None:
-    """Without its bounds, a query of a bucket cannot mistake this column for the IDs of entries."""
+    """A column that is named like the IDs has no bounds.
+
+    A query of a bucket could mistake its values for IDs.
+    """
     schema = pa.schema([("id_ms", pa.string()), ("timestamp", pa.timestamp("us", tz="UTC"))])
     table = archive.derived_table("odd", RESULTS, schema)
     assert table is not None

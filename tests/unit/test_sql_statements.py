@@ -161,6 +161,9 @@ def test_input_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_sql_table_with_explicit_columns_is_refused(statement: str, refused: bool) -> None:
-    """Such a table is refused. Spark would accept it, and the first SELECT would fail."""
+    """A table with explicit columns is refused.
+
+    Spark would accept it, and the first SELECT would fail.
+    """
     with pytest.raises(RequestRefusedError, match="without columns") if refused else nullcontext():
         check(statement)

@@ -127,7 +127,7 @@ def test_member_parser_names_an_out_of_range_number() -> None:
 @quick
 @given(odd, odd, odd)
 def test_parsers_report_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
-    """Names, scores and records may contain any bytes, and are parsed without any other error."""
+    """Names, scores and records of any bytes are parsed without an unexpected error."""
     for heartbeat in members.heartbeats([name, score], [name, info]):
         assert members.to_member_view(heartbeat).member.id.isprintable() or name
         assert isinstance(heartbeat.info, dict)
