@@ -110,7 +110,7 @@ def test_stream_drop_counts_exactly_for_any_position(harness: Harness, seed: int
 def test_stream_drop_counts_large_nodes_exactly(
     harness: Harness, large_nodes: int, seed: int
 ) -> None:
-    """Groups have read to any point of the node, and it is removed in bounded parts."""
+    """A large node is removed in bounded parts, and counted exactly for any position of a group."""
     chance = random.Random(seed)
     total = chance.randrange(400, large_nodes)
     harness.groups()

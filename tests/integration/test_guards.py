@@ -237,7 +237,10 @@ def test_open_circuit_starts_nothing_and_allows_a_stop(
 def test_circuit_probe_waits_for_earlier_runs(
     harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
-    """The success of a run that started earlier does not prove that the dependency works now."""
+    """A probe waits for runs that started earlier.
+
+    Their success does not prove that the dependency works now.
+    """
     waits, runs = slot.waits, []
     up, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
     seen = []
@@ -436,7 +439,10 @@ def test_resume_during_a_lost_connection_is_kept(
     harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other_life: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
-    """The guard does not pause the partition again after the worker has reconnected."""
+    """If an operator resumes the partition while the connection is lost, it stays resumed.
+
+    The guard must not pause it again when the worker reconnects.
+    """
     life = new_life(proxy.url)
     died: list[str] = []
     held: list[Trigger] = []

@@ -111,9 +111,9 @@ def test_replaced_certificates_are_read_with_the_next_connection(
 def test_tls_refuses_an_expired_certificate_until_replaced(
     settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
 ) -> None:
-    """The client's certificate expires first, then the server's.
+    """An expired certificate is refused until it is replaced.
 
-    Connections that are open stay open.
+    First the client's expires, then the server's. Connections that are open stay open.
     """
     old, own = tls.make_expired(certificates), tmp_path / "own.pem"
     shutil.copy(old, own)

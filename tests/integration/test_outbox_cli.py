@@ -113,9 +113,9 @@ FOREIGN_KEYS = {
 def test_check_finds_a_key_without_a_generated_value(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
-    """`check` finds such a key.
+    """`check` finds a key whose value is not generated.
 
-    A row whose ID is NULL would never be sent, and a row without a number would never be deleted.
+    A row whose ID is NULL would never be sent, and a row without a number never deleted.
     """
     env = {"URL": database_url}
     assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0

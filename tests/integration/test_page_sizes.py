@@ -73,7 +73,7 @@ def test_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) 
 
 @pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_page_exceeds_the_byte_bound_by_at_most_one_body(link: Connection, listed: Any) -> None:
-    """This is true even if the small entries before it suggest a page of 64 entries."""
+    """A page exceeds BYTES_MAX by at most one body, even after small entries that suggest 64."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = fill_stream(link, sizes)
     assert len(listed(store)) == len(sizes)

@@ -629,7 +629,7 @@ def test_producer_reads_the_environment_without_arguments(
 def test_producer_reads_the_default_configuration_file(
     server, store: Store, monkeypatch, tmp_path, kind
 ):
-    """The producer connects to the same Redis as the command line does."""
+    """A producer reads the default file, so it connects to the same Redis as the command line."""
     (tmp_path / "streamq.toml").write_text(
         f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 3\n'
     )

@@ -180,7 +180,10 @@ def test_failed_round_is_named_next_to_its_system() -> None:
 
 
 def test_versions_include_package_client_and_server() -> None:
-    """Older results list the client only under the system's environment, or not at all."""
+    """Each system is listed with its package, client and server.
+
+    Older results list the client only under the system's environment, or not at all.
+    """
     celery = {"celery": "1.2", "redis": "5.0", "hiredis": "3.0", "kombu": "7"}
     huey = RESULTS["systems"]["huey"]
     new = {"package": "huey", "clients": {"redis": "6.0"}, "server": "redis 8"}

@@ -83,7 +83,7 @@ def report(found: Iterable[str]) -> None:
 
 
 def test_pages_agree_about_a_drained_instance() -> None:
-    """A drained instance is ready, as `tests/acceptance/test_steering.py` checks."""
+    """All pages say that a drained instance is ready, as a test of `test_steering.py` checks."""
     told = [
         f"{name(page)}: {paragraph}"
         for page in [*PAGES, ROOT / "docs/reference/metrics.md"]

@@ -293,7 +293,7 @@ def test_missing_configuration_file_is_an_error(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "../orders", "a/b"])
 def test_topic_name_that_resembles_a_path_is_refused(invoke: Invoke, name: str) -> None:
-    """A topic `..`, which `produce ..` had created, once erased an archive."""
+    """A topic `..` is refused. It once erased an archive, after `produce ..` had created it."""
     Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
     for words in (["produce", name, "--from", "-"], ["topic", "create", name]):
         refused = invoke(*words, input="hi\n")

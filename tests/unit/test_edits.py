@@ -66,7 +66,10 @@ def test_new_modules_are_reported_but_not_editor_files(edits: Edits, code: Path)
 
 
 def test_replaced_file_of_equal_size_and_time_is_reported(edits: Edits, code: Path):
-    """For example, a link switches a release, or a backup is restored with its time."""
+    """A replaced file is reported even if its size and time are the same.
+
+    For example, a link switches a release, or a backup is restored with its time.
+    """
     other = code.with_suffix(".new")
     other.write_text("VERSION = 2\n")
     os.utime(other, (1e9, 1e9))

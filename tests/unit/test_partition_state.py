@@ -133,7 +133,7 @@ def test_acquire_succeeds_on_the_replies_ok_and_mine(driver: StateDriver, word: 
 
 @pytest.mark.parametrize("epoch", [b"x", [b"7"], None])
 def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
-    """As if there were no answer, the call is repeated, or the assignment is given up."""
+    """An unreadable epoch counts as no answer: the call is repeated, or the assignment given up."""
     driver.partition.acquire(seen_epoch=5)
     with pytest.raises((ContractError, ValueError, TypeError)):
         driver.answer("OK", epoch, 0, b"")

@@ -440,7 +440,10 @@ def test_signals_are_queued_and_handlers_restored():
 
 
 def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
-    """The test runs in a child, because a process that is a subreaper stays one until its exit."""
+    """Reaping orphans leaves the process's own children alone.
+
+    The test runs in a child, because a process that is a subreaper stays one until its exit.
+    """
 
     def run(control: socket.socket) -> int:
         process.become_subreaper()

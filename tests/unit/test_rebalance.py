@@ -361,7 +361,7 @@ def test_leaving_member_owns_assignments_until_released():
 
 
 def test_expired_lease_of_a_live_owner_is_not_taken():
-    """A lease that has expired is not taken from a live owner, who renews it late.
+    """An expired lease is not taken from a live owner, which renews it late.
 
     A pause of the server that is longer than the TTL therefore moves nothing.
     """

@@ -327,7 +327,10 @@ def test_pages_of_admin_commands_are_short() -> None:
 
 
 def test_two_reads_fit_into_the_worker_table() -> None:
-    """A read brings up to `prefetch_max` entries of each stream while as many are running."""
+    """Two reads fit into a worker's table.
+
+    A read brings up to `prefetch_max` entries of each stream while as many are running.
+    """
     lanes = largest("concurrency")
     assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
     # The table holds one read, the unsettled entries of the previous one, and held messages.
@@ -355,7 +358,10 @@ def test_related_limits_of_both_sides_agree() -> None:
 
 
 def test_start_with_all_suspects_fits_into_one_datagram() -> None:
-    """A standby gets the suspects over its socket, and waits for them before it starts."""
+    """All suspects of a start fit into one datagram.
+
+    A standby gets them over its socket, and waits for them before it starts.
+    """
     chance = random.Random(1)
     places = [
         b"%c:%d-%d" % (chance.choice(b"mr"), chance.getrandbits(64), chance.getrandbits(64))

@@ -444,9 +444,9 @@ def test_empty_span_is_not_planned() -> None:
 def test_ids_identify_a_stream_without_a_server_count(
     first: offsets.Id, last: offsets.Id, other: bool
 ) -> None:
-    """On Redis 6.2, the count is not known if another client removes entries.
+    """On Redis 6.2, another client may remove entries without a count.
 
-    A new stream contains none of the old IDs.
+    The IDs still show a new stream, which contains none of the old IDs.
     """
     read = Position((100, 0), 100)
     facts = StreamFacts(length=8, added=8, first=first, last=last, counted=False)

@@ -514,7 +514,10 @@ def test_table_schema_grows_but_never_changes(archive: Archive) -> None:
 def test_unparsed_entries_do_not_hide_a_loss(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old dates of the raw table were deleted, and just as many new entries were added."""
+    """A loss is found even if new entries make up for it.
+
+    Old dates of the raw table were deleted, and just as many new entries were added.
+    """
     raw = archive.table("orders", create=True)
     table, quarantine = make_pair(archive)
     assert raw is not None

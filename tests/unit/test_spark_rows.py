@@ -183,7 +183,10 @@ def test_headers_are_read_if_only_some_entries_have_them() -> None:
 
 
 def test_batch_has_the_column_types_of_spark() -> None:
-    """Spark refuses a batch whose columns have any other type, order or nullability."""
+    """A batch has the columns that Spark expects.
+
+    Spark refuses any other type, order or nullability.
+    """
     types = pytest.importorskip("pyspark.sql.types")
     pandas_types = pytest.importorskip("pyspark.sql.pandas.types")
     simple = {

@@ -133,7 +133,7 @@ def test_buffered_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_unordered_rows_are_refused(tmp_path: Path) -> None:
-    """Rows out of order are refused: a file's first and last row define its range of IDs."""
+    """Rows out of order are refused, because a file's first and last row define its range."""
     writer = PartWriter(location(tmp_path), 0)
     writer.write(table([5, 6]))
     with pytest.raises(ValueError, match="follows the later entry"):

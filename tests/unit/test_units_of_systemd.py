@@ -30,9 +30,9 @@ every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 @pytest.mark.fault("F5")
 @every_unit
 def test_service_survives_an_oom_killed_worker(unit: Path) -> None:
-    """The service survives.
+    """The service survives if the kernel kills a worker because memory is short.
 
-    With any other value, systemd would stop it after the first OOM kill of a process.
+    With any other OOMPolicy, systemd would stop the service then.
     """
     assert settings(unit)["OOMPolicy"] == ["continue"]
 

@@ -577,9 +577,10 @@ def test_epochs_and_key_order_are_checked(story: Story, breaking: Break, word: s
 
 @pytest.mark.parametrize("how", ["raise", None])
 def test_repeated_failure_may_follow_a_suspect(story: Story, how: str | None):
-    """The process dies in message 2, before the failure of message 1 is written.
+    """A repeated failure may come after a suspect.
 
-    Then message 2 runs first.
+    The process dies in message 2, before the failure of message 1 is written. Then message 2 runs
+    first.
     """
     story.send(1, "fail 1")
     story.send(2)
