@@ -50,24 +50,18 @@ LONG_CELL = 20  # most words in a table cell; longer texts move below the table
 def _table_and_details(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a table, followed by a list of the sentences that do not fit in its last column.
 
-    A long cell keeps only its first sentence, and `Required.` or `Default: VALUE.` at its end. An
-    item of the list has a subitem for each `VALUE: meaning` in its text.
+    A long cell keeps only its first sentence, and `Required.` or `Default: VALUE.` at its end. If a
+    text explains at least two values, these move to the list too, with a subitem for each of them.
     """
     short, details = [], []
     for *cells, text in rows:
-        words = text.split()
-        body, *end = re.split(r"( Required\.| Default: \S+\.)$", " ".join(words))[:2]
-        first, _, rest = body.partition(". ")
-        if len(words) > LONG_CELL and rest:
-            text = f"{first}.{''.join(end)}"
+        body, *end = re.split(r"( Required\.| Default: \S+\.)$", " ".join(text.split()))[:2]
+        lead, values = public_api.split_values(body)
+        first, _, rest = lead.partition(". ")
+        if values or (len(text.split()) > LONG_CELL and rest):
+            text = f"{first.removesuffix('.')}.{''.join(end)}"
             label = cells[0][: cells[0].rindex("`") + 1]
-            lead, *values = re.split(r"(?:^|(?<=\. ))(\w+): ", rest)
-            if len(values) > 2:
-                details.append(f"- {label}: {lead}".rstrip())
-                pairs = zip(values[::2], values[1::2], strict=True)
-                details += [f"    - `{value}`: {meaning.strip()}" for value, meaning in pairs]
-            else:
-                details.append(f"- {label}: {rest}")
+            details += [f"- {label}: {rest}".rstrip(), *values]
         short.append((*cells, text))
     return "\n\n".join([_table(header, short), *(["\n".join(details)] if details else [])])
 
@@ -100,9 +94,9 @@ def configuration() -> str:
         "streamqd/config",
         """
 streamqd is configured with one TOML file. The command line overrides the environment, which
-overrides the file, which overrides the defaults. For example, the variable
-`STREAMQ_DAEMON__LEASE_TTL` overrides the setting `daemon.lease_ttl`. A name that streamqd does not
-recognize is an error.
+overrides the file, which overrides the defaults. For example, the environment variable
+`STREAMQ_DAEMON__LEASE_TTL` overrides the setting `daemon.lease_ttl` in the file. A setting that
+streamqd does not recognize is an error.
 
 - A duration is a number of seconds, or a string such as `"1m30s"` or `"500ms"`.
 - A size is a number of bytes, or a string such as `"64MiB"` (powers of 1024) or `"4MB"` (powers of
@@ -141,13 +135,15 @@ def _choice_pattern(setting: config.SettingReference) -> str:
 
 
 _CODE = re.compile(
-    r'(?P<already>`[^`]*`)|"[^"`\s]+"|@handler'
-    r"|\b(?:[a-z]+_)+[a-z]+\b|\b(?:[A-Z]+_)+(?:[A-Z]+\b|\*)"
+    r"(?P<already>`[^`]*`)"
+    r'|\b[a-z_]+ = (?:"[^"]*"|[\w@-]+)|"[^"`\s]+"|@handler'
+    r"|(?<![\w-])--[a-z]+(?:-[a-z]+)*|(?:\./)?\b[a-z_]+(?:\.[A-Za-z][A-Za-z_]+)+\b"
+    r"|\b(?:[a-z]+_)+(?:[a-z]+\b|\*)|\$?\b(?:[A-Z]+_+)+(?:[A-Z]+\b|\*)"
 )
 
 
 def _values_as_code(text: str) -> str:
-    """Return the text with quoted values, settings and variables formatted as code."""
+    """Return the text with quoted values, options, settings and variables formatted as code."""
     return _CODE.sub(lambda found: found["already"] or f"`{found[0]}`", text)
 
 
@@ -161,7 +157,7 @@ def metrics() -> str:
                 f"`{metric.name}`",
                 metric.kind,
                 _as_code(label for label in metric.labels if label not in shared),
-                metric.help,
+                _values_as_code(metric.help),
             )
             for metric in section
         )
@@ -184,16 +180,18 @@ The housekeeper serves HTTP endpoints at the address `http.bind` (default `127.0
 | `/status` | The partitions of this instance and their state, as JSON. |
 | `/` | A short page with the state of this instance and links to these paths. |
 
-The three health endpoints return 200 or 503, and the reasons as JSON. An instance that is drained
-by `streamqd drain` is on standby, so `/readyz` stays ready.
+The three health endpoints, `/livez`, `/startupz` and `/readyz`, return 200 or 503, with the reasons
+as JSON. `/readyz` also returns 200 for an instance that `streamqd drain` has drained, because such
+an instance is on standby.
 
-The `streamqd_instance` label is the name of the instance. Most metrics without that label describe
-Redis, and every instance that reads them reports the same value. Aggregate these with `max`, such
-as `max by (topic, partition)`. If the meaning of a counter says *this instance*, each instance
-counts only its own work, so aggregate the counter with `sum`.
+The `streamqd_instance` label contains the name of the instance. Most metrics without this label
+describe data in Redis. Every instance that reads the data reports the same value, so aggregate
+these metrics with `max`, such as `max by (topic, partition)`. The exceptions are the counters that
+mention *this instance* in their meaning. Each instance counts its own work there, so aggregate
+them with `sum`.
 
-The counters of an instance start at 0 when its supervisor restarts. A crash of a worker does not
-reset them.
+When a supervisor restarts, the counters of its instance start again at 0. A crash of a worker does
+not reset them.
 """,
         *parts,
     )
@@ -229,15 +227,19 @@ fields are [documented interfaces](stability.md#documented-interfaces). The daem
 state, but neither repeated steps nor payloads. [Logging](../how-to/logging.md) describes the
 records that your handlers log.
 
-Events of the levels `error` and `critical` need an operator. Events of level `warning` usually mean
-that messages are delayed, handled again or dead-lettered. `log.level` sets the lowest level that is
-logged.
+Events at the levels `error` and `critical` require an operator to act. Events at the level
+`warning` usually mean that messages are delayed, handled again or dead-lettered. `log.level` sets
+the lowest level that is logged.
 
-A JSON line has the fields `event`, `ts`, `level`, `pid` and `role`, and after an exception
-`traceback`. The tables list the other fields. A line omits fields without a value. *assignment*
-stands for the three fields `topic`, `partition` and `group`. `child` is the PID of a process. After
-an outage, `seconds` is its duration, and `failures` the number of failed attempts. `suppressed` and
-`more` count lines that were not written.
+Every JSON line has the fields `event`, `ts`, `level`, `pid` and `role`, and after an exception also
+`traceback`. The tables list the other fields, but a line omits fields without a value. Some field
+names have the same meaning in all events:
+
+- *assignment* stands for the three fields `topic`, `partition` and `group`.
+- `child` is the PID of a process.
+- `seconds` and `failures` are, in events about the end of an outage, its duration and the number of
+  failed attempts.
+- `suppressed` and `more` are the number of similar lines that were not written.
 """,
         *parts,
     )
@@ -427,8 +429,8 @@ def keys() -> str:
         "streamqd/store/keys.py",
         """
 streamqd stores its state in the keys below. You can read them with any Redis client, for example to
-find out why a message waits. The [Lua scripts](../internals/lua.md) that write most of these keys
-are documented separately.
+find out why a message is waiting. Most of the keys are written by the
+[Lua scripts](../internals/lua.md), which are documented separately.
 
 Every key starts with one of two prefixes, `stream:topic` and `streaming:mq`. You can change both
 with the settings in `[keys]`. All keys of a partition have the same hash tag, such as
@@ -436,9 +438,10 @@ with the settings in `[keys]`. All keys of a partition have the same hash tag, s
 The examples show the topic `access`, its partition `3`, the group `hits`, the fleet `default` and
 the outbox `shop`.
 
-In the table, *TTL* marks keys that expire. All times are Unix milliseconds by the Redis clock. A
-*place* identifies an entry of a group: `m:ID` is in the partition stream, and `r:ID` is in the
-group's retry stream. *Packed fields* are all fields of an entry in one MessagePack string.
+The table uses these terms: *TTL* marks keys that expire. A *place* identifies an entry of a group,
+as `m:ID` in the partition stream or `r:ID` in the group's retry stream. *Packed fields* are all
+fields of an entry in one MessagePack string. All times are Unix milliseconds by the Redis clock.
+The list after the table contains further details of some keys, such as the fields of a hash.
 """,
         _table_and_details(
             ("Key", "Type", "Contents"), ((f"`{key}`", *rest) for key, *rest in sorted(rows))
@@ -463,12 +466,13 @@ def error_tree() -> str:
         "Errors",
         "streamqd/errors.py",
         """
-You can import these exceptions from `streamqd.errors`. To catch all exceptions of a kind, catch
-their base class. The list below the table describes attributes and further details.
+You can import these exceptions from `streamqd.errors`. To catch several related exceptions
+together, catch their common base class. The list after the table describes the attributes of some
+exceptions, and how to react to them.
 """,
         _table_and_details(("Error", "Base class", "Meaning"), rows),
         """
-Other modules define subclasses of these exceptions. You can catch them by their base class:
+Other modules define further exceptions. To catch those, you can use their base class:
 
 - `SparkError`, for the exceptions of Spark jobs: `DataLossError`, `ArchiveError`,
   `ArchiveDamagedError`, `PipelineError`, `NotPublishedError`, `JavaMissingError` and
@@ -489,7 +493,7 @@ def checks() -> str:
             (
                 f"`{check.id}`",
                 str(check.severity),
-                check.title,
+                _values_as_code(check.title),
                 ", ".join(need.name.lower() for need in check.needs),
             )
             for check in diagnosis.CHECKS
@@ -505,10 +509,15 @@ def checks() -> str:
 `streamqd doctor` runs the checks below, which [Diagnose a deployment](../how-to/diagnose.md)
 explains. The IDs of the checks are [documented interfaces](stability.md#documented-interfaces).
 
-A finding has one of three severities. A problem loses, blocks or endangers messages. A warning can
-become a problem, or costs more resources than necessary. Both change the exit code of the command
-to 1, whereas a note does not. The last column of each table shows the data that the check reads,
-whose cost is listed in [Cost](#cost).
+A finding has one of three severities:
+
+- **problem**: messages are lost, blocked or at risk. The command exits with code 1.
+- **warning**: something can turn into a problem, or uses more resources than necessary. The command
+  exits with code 1.
+- **note**: a fact that you should be aware of. It does not change the exit code.
+
+The last column of each table shows the kinds of data that the check reads. [Cost](#cost) lists the
+number of commands that are needed to read them.
 """,
         *parts,
         "## Cost",
@@ -529,15 +538,15 @@ def cli() -> str:
 Write global options before the command, except for `--config`, which can also follow it. Every
 command accepts `--help`, and every command that prints a result accepts `--json`. A short option
 has the same meaning in every command: `-n` is `--limit`, `-p` is `--partition`, `-g` is `--group`,
-and `-k` is `--key`. The meaning of each exit code is listed in [Exit codes](exit-codes.md).
+and `-k` is `--key`. [Exit codes](exit-codes.md) lists the meaning of each exit code.
 
 On a terminal, the output has colors. To disable them, pass `--no-color`, or set `NO_COLOR` or
 `TERM=dumb`. If you pass `--color`, `NO_COLOR` is ignored. Output to a pipe and JSON never have
 colors.
 
 With [shell completion](../how-to/install.md#shell-completion), your shell completes commands,
-options, and the names of topics, groups and instances. It reads these names from the Redis in your
-configuration, and offers none if Redis does not answer within a second.
+options, and the names of topics, groups and instances. It reads these names from the Redis server
+in your configuration, and offers none if the server does not answer within a second.
 """,
         *_command_parts(command, ["streamqd"]),
     )
@@ -568,7 +577,7 @@ def _help_text(text: str) -> str:
         if line.startswith("  ") != inside:
             inside = not inside
             lines += ["", "```sh"] if inside else ["```", ""]
-        lines.append(line[2:] if inside else line)
+        lines.append(line[2:] if inside else _values_as_code(line))
     return re.sub(r"\n{3,}", "\n\n", "\n".join([*lines, *["```"] * inside]))
 
 
@@ -583,7 +592,7 @@ def _option_names(option: click.Option) -> str:
 
 
 def _option_meaning(option: click.Option) -> str:
-    text = option.help or ""
+    text = _values_as_code(option.help or "")
     if option.required:
         text += " Required."
     if option.show_default and option.secondary_opts:
@@ -600,9 +609,9 @@ def python() -> str:
         "Python API",
         "streamqd/__init__.py",
         """
-You can import these names with `from streamqd import ...`. All other names of the package may
-change between releases. Type checkers use the annotations of the package (`py.typed`). To learn how
-to use it, see [Write a handler](../how-to/write-a-handler.md) and
+Unless noted otherwise, you can import the names on this page with `from streamqd import ...`. All
+other names of the package may change between releases. The package has type annotations
+(`py.typed`). To learn how to use the API, see [Write a handler](../how-to/write-a-handler.md) and
 [Produce messages](../how-to/produce-messages.md).
 """,
         *public_api.parts(),

@@ -52,10 +52,11 @@ def _kind(thing: Any) -> str:
 def _described(name: str, thing: Any) -> Iterator[str]:
     yield f"### {name}"
     if get_origin(thing) is Literal:
-        yield f"One of {', '.join(f'`{word}`' for word in get_args(thing))}."
+        words = ", ".join(f"`{word}`" for word in get_args(thing))
+        yield f"The type of [`Run.verdict`](#run), which explains the values: {words}."
         return
     if not callable(thing):
-        yield f"`{thing!r}`" if name != "__version__" else "The version string."
+        yield f"`{thing!r}`" if name != "__version__" else "The version of streamqd, as a string."
         return
     yield f"```text\n{_signature(name, thing)}\n```"
     yield _prose(thing)
@@ -64,20 +65,37 @@ def _described(name: str, thing: Any) -> Iterator[str]:
 
 
 def _members(name: str, owner: type) -> Iterator[str]:
-    attributes = [f"- `{field}`: {text}" for field, text in _field_docs(owner)]
+    attributes = [_attribute(field, text) for field, text in _field_docs(owner)]
     methods = []
     for member, found in sorted(vars(owner).items()):
         if member.startswith("_"):
             continue
         plain = inspect.unwrap(found.__func__ if isinstance(found, classmethod) else found)
         if isinstance(found, property | cached_property):
-            attributes.append(f"- `{member}`: {_line(found)}")
+            attributes.append(_attribute(member, _line(found)))
         elif inspect.isfunction(plain):
             heading = f"#### {name}.{member}"
             methods += [heading, f"```text\n{_signature(member, plain)}\n```", _prose(plain)]
     if attributes:
         yield "Attributes:\n\n" + "\n".join(attributes)
     yield from methods
+
+
+def _attribute(name: str, text: str) -> str:
+    lead, values = split_values(text)
+    return "\n".join([f"- `{name}`: {lead}", *values])
+
+
+def split_values(text: str) -> tuple[str, list[str]]:
+    """Return the first part of a text, and a subitem for each `VALUE: meaning` that follows.
+
+    A text with fewer than two values is returned as it is, without subitems.
+    """
+    lead, *values = re.split(r"(?:^|(?<=\. ))`?([\w-]+)`?: ", text)
+    if len(values) < 4:  # two values and their meanings
+        return text, []
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return lead.strip(), [f"    - `{value}`: {meaning.strip()}" for value, meaning in pairs]
 
 
 def _field_docs(owner: type) -> Iterator[tuple[str, str]]:

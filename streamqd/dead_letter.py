@@ -25,14 +25,21 @@ REASONS = (
 class DeadLetter:
     """The details of a dead letter, as recorded by the group that dead-lettered the message.
 
-    A string is '' if it is unknown, and a number is 0 or None. The `dlq_error` setting of the
+    Unknown strings are '', and unknown numbers are 0 or None. The `dlq_error` setting of the
     consumer controls how much of the exception is stored.
     """
 
     group: str
-    """The group that dead-lettered it. Other groups may have handled the same message."""
+    """The group that dead-lettered the message. Other groups may have handled it."""
     reason: str
-    """One of attempts, crashes, dead, undecodable, too-old, too-large, not-retried, canceled."""
+    """The reason why the message was dead-lettered.
+
+    attempts: it failed `max_attempts` times. crashes: it crashed its process `max_crashes` times.
+    dead: the handler raised `Dead`. undecodable: the payload does not match the handler's type
+    annotation. too-old: it failed when it was older than `retry_max_age`. too-large: it is larger
+    than `max_message_bytes`. not-retried: the consumer does not retry this exception. canceled: an
+    operator canceled its retry.
+    """
     error_class: str
     """The qualified name of the exception's class, or '' after a crash."""
     error: str
@@ -50,9 +57,9 @@ class DeadLetter:
     fingerprint: str
     """The short name of the failure. `streamqd dlq stats` counts dead letters by it."""
     failed_at: float
-    """The time at which it was dead-lettered, in unix seconds on the server's clock."""
+    """The time at which the message was dead-lettered, in unix seconds on the server's clock."""
     signal: str
-    """The name or number of the signal that killed the process, or ''."""
+    """The name or number of the signal that killed the process, or '' if there was none."""
     exit_code: int | None
     """The exit code of the process, or None if it did not exit on its own."""
 

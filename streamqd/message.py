@@ -121,7 +121,7 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """The fencing number of this owner. It grows with each change of owner."""
+        """The fencing number of this owner, which increases with each change of owner."""
         return self._delivery.epoch
 
     @property
@@ -165,7 +165,10 @@ class Message:
 
     @cached_property
     def forgiven_at(self) -> float:
-        """The time (unix seconds) of the last failure not counted because of an outage, or 0.0."""
+        """The time (unix seconds) of the last failure that an outage caused, or 0.0.
+
+        Such a failure does not count as an attempt.
+        """
         return self._count(FORGIVEN_AT) / 1000
 
     @cached_property
@@ -177,7 +180,10 @@ class Message:
 
     @property
     def original_id(self) -> str:
-        """The ID of the first write: the field `originalId` if it is an entry ID, or else `id`."""
+        """The ID of the first write.
+
+        It is the field `originalId` if this field contains an entry ID, and otherwise `id`.
+        """
         written = self._field(ORIGINAL_ID)
         if written is None or not _ENTRY_ID.fullmatch(written):
             return self.id_bytes.decode()

@@ -34,7 +34,8 @@ BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 class Uid(str):
     """The uid of a message, the string `topic/partition/id`, with its three parts as attributes.
 
-    `partition` is the number of the partition, and hides the `partition` method of strings.
+    Because the attribute `partition` is the number of the partition, the string method with the
+    same name is not available.
     """
 
     __slots__ = ()
@@ -56,10 +57,10 @@ class Uid(str):
 
     @property
     def is_duplicate(self) -> bool:
-        """True if this send wrote nothing, because its `dedup_id` was used before.
+        """True if nothing was written, because a message with the same `dedup_id` already exists.
 
-        The uid then belongs to the earlier message. This can be the message of the same send,
-        because the producer repeats a send whose reply was lost.
+        The uid is then that of the existing message. It can be a message that this very send wrote,
+        if the reply was lost and the producer repeated the send.
         """
         return isinstance(self, _DuplicateUid)
 
@@ -115,7 +116,11 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The delays in seconds before a failed message is retried, as in `consumers.backoff`."""
+    """The delay before a failed message is retried.
+
+    The fields have the same meaning as in the setting `consumers.backoff`. `base` and `max` are in
+    seconds.
+    """
 
     kind: str = "exponential"  # fixed | linear | exponential
     base: float = 1.0

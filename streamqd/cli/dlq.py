@@ -479,7 +479,7 @@ def export(
     """Write dead letters with all fields as JSON lines.
 
     Without a filter, the command writes all dead letters of the topic. None of them is removed. A
-    field that is not valid UTF-8 is written as {"base64": …}. Without --out, standard output
+    field that is not valid UTF-8 is written as `{"base64": …}`. Without --out, standard output
     contains only the exported lines. With --out, you can pass --json to print the result of the
     command.
     """

@@ -86,8 +86,9 @@ def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> Dire
 @scoped
 @directing
 def resume(session: Session, *, scope: Scope, dry_run: bool) -> DirectiveResult:
-    """Resume a topic, group or partition, with all its parts.
+    """Resume a topic, group or partition.
 
+    The command also removes pauses within it, such as those of a topic's groups and partitions.
     While a topic is paused, you cannot resume only one of its groups or partitions.
     """
     fleet = session.fleet
@@ -301,7 +302,7 @@ def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> Comm
     """Remove a dead instance from the fleet.
 
     `status` shows a dead instance as silent until you run this command, or until another instance
-    removes it after 20 * lease_ttl. The command first waits for half of lease_ttl, in case the
+    removes it after `20 * lease_ttl`. The command first waits for half of lease_ttl, in case the
     instance sends a heartbeat. It fails if the instance is live or its leases have not expired. The
     next owners of the partitions handle the unfinished messages. If the instance starts again, it
     rejoins the fleet.

@@ -564,7 +564,7 @@ def sql(
 
     For example, for topic access, the table topic_access contains the messages in the archive and
     in Redis, and dlq_access contains the dead letters. With --archive, you can also query
-    parsed_access, quarantine_access, and each table_NAME that --into created.
+    parsed_access, quarantine_access, and each `table_NAME` that --into created.
 
     With --stream, the query reads the topics from Redis as streams. If you add --json, the command
     prints one object per row.

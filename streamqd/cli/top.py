@@ -57,8 +57,9 @@ WIDTH_ELSEWHERE = 132  # width of --once in columns if there is no terminal
 def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int | None:
     """Watch partitions, rates, lag, slow handlers and failures.
 
-    Keys: q quits, s sorts by the next column, / filters, p and the arrows scroll, space freezes,
-    and ? explains the columns. The command changes nothing. NO_COLOR or --no-color disables colors.
+    Press q to quit, s to sort by the next column, / to filter, p or the arrows to scroll, space to
+    freeze the display, and ? for an explanation of the columns. The command changes nothing. To
+    disable colors, set NO_COLOR or pass --no-color.
     """
     if interval < INTERVAL_MIN:
         raise click.UsageError(f"--interval must be at least {INTERVAL_MIN:g}s")

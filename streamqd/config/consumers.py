@@ -212,9 +212,9 @@ class Consumer:
     )
     on_error: str = setting(
         REQUEUE,
-        "The messages that wait for the retry of a failed message. requeue: no other message"
-        " waits. block: the whole partition waits, so all messages stay in order. hold-key:"
-        " messages with the same key wait, and others continue.",
+        "The messages that have to wait until a failed message is retried. requeue: no other"
+        " message waits. block: the whole partition waits, so all messages stay in order."
+        " hold-key: messages with the same key wait, and others continue.",
         choices=(REQUEUE, BLOCK, HOLD_KEY),
     )
     held_max: int = setting(

@@ -106,15 +106,15 @@ _DELAY_MAX = 30 * 86_400.0
 # therefore described here.
 _BACKOFF: dict[str, Setting] = {
     "kind": Setting(
-        "fixed: the delay is always `base`. linear: it grows by `base` each time. exponential: it"
-        " doubles each time.",
+        "The way in which the delay grows from one failure to the next. fixed: the delay is always"
+        " `base`. linear: it grows by `base` each time. exponential: it doubles each time.",
         choices=("fixed", "linear", "exponential"),
     ),
     "base": Setting("The first delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "max": Setting("The longest delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "jitter": Setting(
-        "full: a random part of the delay, so that messages do not return together. none: the full"
-        " delay.",
+        "The randomness of the delay. full: the delay is a random part of the calculated one, so"
+        " that messages do not return together. none: the delay is not random.",
         choices=("full", "none"),
     ),
 }

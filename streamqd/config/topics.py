@@ -34,14 +34,14 @@ class Retention:
     )
     ack_policy: str = setting(
         "keep",
-        "keep: entries are trimmed at the limits of the other settings. delete: they are trimmed"
-        " once every group acknowledged them.",
+        "The time at which acknowledged entries are trimmed. keep: at the limits of the other"
+        " settings. delete: once every group has acknowledged them.",
         choices=("keep", "delete"),
     )
     without_groups: bool = setting(
         False,
-        "If true, the topic is trimmed even if no group reads it. Use this for a topic that is"
-        " only archived, or that is read without a group.",
+        "If true, the topic is trimmed even if it has no group. Use this for a topic that is only"
+        " archived, or that is read without a group.",
     )
     drop_unacked_after: Seconds | None = setting(
         None,

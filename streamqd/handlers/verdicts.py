@@ -36,7 +36,7 @@ class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an 
 
 
 class Dead(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise this in a handler to dead-letter the message, because no retry can succeed."""
+    """Raise this in a handler to dead-letter the message, if you know that a retry cannot help."""
 
     __module__ = _PACKAGE
 

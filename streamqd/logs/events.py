@@ -69,7 +69,8 @@ SECTIONS: dict[str, dict[str, Event]] = {
         ),
         "import.delayed": Event(
             "warning",
-            "The import of the handler modules takes longer than 2 s. Workers start after it.",
+            "The import of the handler modules takes longer than 2 s. Workers start when it has"
+            " finished.",
             ("about",),
         ),
         "signal.received": Event("info", "The daemon received a signal.", ("signal",)),

@@ -384,7 +384,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter(
             "flood_stops",
             _slots(lambda slot: waiting(slot).flooded),
-            "Number of times that the flood guard paused the partition.",
+            "Number of times that the flood guard paused the partition (setting flood_guard).",
         ),
         _counter(
             "given_up",
@@ -598,9 +598,9 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter(
             "schedules_skipped",
             _tally("schedules_skipped", (*TOPIC, "reason")),
-            "Ticks for which this instance sent no message. Reason misfire: no housekeeper was"
-            " running, or the schedule was not active. Reason overlap: its last message was not"
-            " finished.",
+            "Ticks for which this instance sent no message. The label contains the reason."
+            " misfire: no housekeeper was running, or the schedule was not active. overlap: the"
+            " last message of the schedule was not finished.",
         ),
     ),
     "Outbox relays": (

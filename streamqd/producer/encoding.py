@@ -40,7 +40,10 @@ CENTURY = 36_525 * 86_400.0  # in seconds; a larger value is a mistake or in mil
 
 
 class Outgoing(NamedTuple):
-    """A message for `send_many` that has a key or options. Its fields are arguments of `send`."""
+    """A message for `send_many` that has a key or options.
+
+    Its fields have the same meaning as the arguments of `send`.
+    """
 
     value: Any
     key: str | bytes | None = None

@@ -97,10 +97,10 @@ class Producer:
 
         A bytes value is written unchanged, a str as UTF-8, and any other value as JSON. Messages
         with the same key go to the same partition. A message without a key is routed by its
-        `dedup_id`. Messages without either go to the partitions in turn.
+        `dedup_id`. Messages with neither go to each partition in turn.
 
-        If the `dedup_id` was already used within `dedup_window`, the message is not written. The
-        call then returns the uid of the earlier message, with `is_duplicate` True.
+        If the `dedup_id` was already used within `dedup_window`, the message is not written.
+        Instead, the call returns the uid of the earlier message, with `is_duplicate` True.
 
         With `delay` (seconds or a timedelta) or `at` (unix seconds or a datetime with a time zone),
         the message is delivered later. To cancel it, pass its uid to `cancel` or to
@@ -139,14 +139,15 @@ class Producer:
         """Write many messages in pipelined chunks, and return their uids in order.
 
         An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of the
-        items, in chunks of 512 messages or 1 MiB. Each chunk is written after the reply to the
-        previous one. While the producer waits for this reply, it encodes the next chunk, so up to
-        one chunk of items may be consumed but not sent. `timeout` limits the time for each chunk,
-        which does not include the time that `items` takes.
+        items, in chunks of 512 messages or 1 MiB. The producer sends a chunk when it has received
+        the reply to the previous one. While it waits for a reply, it already encodes the next
+        chunk, so after an error, up to one chunk of items was consumed but not sent. `timeout`
+        limits the time for each chunk, not including the time in which `items` yields its messages.
 
-        If an error occurs, all messages before it were written. BatchOutcomeUnknownError,
-        BatchRejectedError and BacklogFullError contain their uids. If an item cannot be encoded or
-        `items` itself raises, a note on the error contains the number of written messages.
+        If an error occurs, all messages before the affected ones were written.
+        BatchOutcomeUnknownError, BatchRejectedError and BacklogFullError contain their uids. If an
+        item cannot be encoded or `items` itself raises an exception, a note on the exception
+        contains the number of written messages.
         """
         if self._sender.spans is None:
             return self._send_many(topic, items)

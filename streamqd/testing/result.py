@@ -24,11 +24,12 @@ class Run:
     crashes: int
     """The number of processes that the message has crashed, including this run."""
     verdict: Verdict
-    """The verdict on the message, as one of the following words.
+    """The decision about the message after the run.
 
-    ack: the message was acknowledged. retry: it runs again after a delay. dead: it was
-    dead-lettered. release: it runs again without counting an attempt. crash: the process crashed,
-    and the next one runs the message again. expired: it was acknowledged without a run.
+    ack: the message was acknowledged. retry: the message runs again after a delay, and an attempt
+    is counted. dead: the message was dead-lettered. release: the message runs again, but no attempt
+    is counted. crash: the process crashed, and the next process runs the message again. expired:
+    the message was acknowledged without a run, because its `expires` time had passed.
     """
     reason: str = ""
     """The reason if the verdict is dead, such as `attempts` or `undecodable`, otherwise ''."""

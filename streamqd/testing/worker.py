@@ -42,7 +42,7 @@ RUNS_MAX = 100
 
 
 class Worker:
-    """Runs a handler as a worker of the daemon does. Use it in a `with` block.
+    """Runs a handler in the same way as a worker of the daemon. Use it in a `with` block.
 
     The other keyword arguments are options of `@handler`, and override those of the decorator. If
     the handler has several declarations, `topic` and `group` select one of them. If you pass a
@@ -103,9 +103,9 @@ class Worker:
     ) -> Message:
         """Return a message as a producer would send it. `payload` may be an Outgoing.
 
-        The message was first written `age` seconds ago. `attempt` is the number of its next run, so
-        all earlier runs have failed. If the message is invalid, the errors of `Producer.send` are
-        raised.
+        The message is as old as if it was first written `age` seconds ago. `attempt` is the number
+        of its next run, as if all earlier runs had failed. If the message is invalid, the same
+        errors as in `Producer.send` are raised.
         """
         if not isinstance(payload, Outgoing):
             payload = Outgoing(payload, key, headers, expires=expires)
