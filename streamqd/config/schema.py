@@ -55,6 +55,10 @@ _ARCHIVE = Shape(
     'write an absolute path, or a URL such as "s3://bucket/archive"',
 )
 _BODIES = ("show", "masked", "hidden")
+_BODY_VALUES = (
+    "show: unchanged. masked: without keys, error texts, and the parts in `masks`. A payload that"
+    " is neither JSON nor MessagePack is not shown either. hidden: none of them are shown."
+)
 _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
 
 
@@ -335,13 +339,19 @@ class Console:
         choices=("viewer", "operator", "admin"),
     )
     viewer_bodies: str = setting(
-        "show", "How viewers see the keys, headers and payloads of messages.", choices=_BODIES
+        "show",
+        f"How viewers see the keys, headers and payloads of messages. {_BODY_VALUES}",
+        choices=_BODIES,
     )
     operator_bodies: str = setting(
-        "show", "How operators see the keys, headers and payloads of messages.", choices=_BODIES
+        "show",
+        f"How operators see the keys, headers and payloads of messages. {_BODY_VALUES}",
+        choices=_BODIES,
     )
     admin_bodies: str = setting(
-        "show", "How admins see the keys, headers and payloads of messages.", choices=_BODIES
+        "show",
+        f"How admins see the keys, headers and payloads of messages. {_BODY_VALUES}",
+        choices=_BODIES,
     )
     masks: tuple[str, ...] = setting(
         (),
