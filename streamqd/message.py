@@ -288,12 +288,12 @@ def has_field(message: Message, name: bytes) -> bool:
     return name in message._fields and name in message.fields
 
 
-def notes_of(message: Message) -> dict[str, Any]:
+def export_notes(message: Message) -> dict[str, Any]:
     """Return the worker's notes on a message that stays in flight. `restore_message` takes them."""
-    return {name: value for name, value in vars(message).items() if name in _NOTED}
+    return {name: value for name, value in vars(message).items() if name in _NOTE_FIELDS}
 
 
-_NOTED = ("failures_in_place", "due_in_place_ns", "forgiven_at")
+_NOTE_FIELDS = ("failures_in_place", "due_in_place_ns", "forgiven_at")
 
 
 def restore_message(

@@ -17,7 +17,7 @@ def new_token() -> str:
     return "|".join((socket.gethostname(), _space(), str(me.pid), _start(me), secrets.token_hex(4)))
 
 
-def holder_of(token: str) -> str:
+def describe_holder(token: str) -> str:
     """Return a description of the process that holds a token."""
     parts = token.split("|")
     return f"process {parts[2]} on {parts[0]}" if len(parts) == 5 else token

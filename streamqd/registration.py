@@ -170,9 +170,9 @@ def _required_count(declared: Topic | None) -> int | None:
     """Return the partition count that the settings require, or None if they accept any count."""
     if declared is None:
         return None
-    # Settings that were built in code have no `stated` names. For these, any value that is not the
-    # default counts.
-    stated = "partitions" in declared.stated or declared.partitions != Topic().partitions
+    # Settings that were built in code have no `explicit` names. For these, any value that is not
+    # the default counts.
+    stated = "partitions" in declared.explicit or declared.partitions != Topic().partitions
     return declared.partitions if stated else None
 
 
@@ -182,7 +182,7 @@ def _is_unknown(store: Store, settings: Settings, topic: str) -> bool:
     Such a topic is not created.
     """
     declared = settings.topics.get(topic)
-    named = declared is not None and declared.stated
+    named = declared is not None and declared.explicit
     readers = [each for each in settings.consumers if each.topic == topic]
     if named or not all(each.reads_dead_letters for each in readers):
         return False

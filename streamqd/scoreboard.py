@@ -154,7 +154,7 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def entries_of(lanes: int) -> int:
+def table_size(lanes: int) -> int:
     """Return how many entries a worker with this number of lanes can have in flight."""
     return FETCHED_MAX + max(FETCHED_MAX, lanes)
 
@@ -418,9 +418,9 @@ class WorkerSlot:
     def open_table(self, lanes: int) -> None:
         """Turn the batch into a table, in which entries come and go, each at its own index.
 
-        The table has `entries_of(lanes)` rows.
+        The table has `table_size(lanes)` rows.
         """
-        count = entries_of(lanes)
+        count = table_size(lanes)
         self.states[:count] = bytes([CLEARED]) * count
         self._places[: count * PLACE_BYTES_MAX] = _NO_PLACE * count
         self.words[_LANES] = lanes
@@ -582,7 +582,7 @@ class WorkerSlot:
         (SIGBUS). Raises OSError if the file system is full.
         """
         if lanes > self._reserved:
-            count = entries_of(lanes)
+            count = table_size(lanes)
             self.board.reserve(self.index, HEAD_BYTES + count)
             for offset, size in (
                 (_OFFSET_SEQUENCES, 8 * lanes),

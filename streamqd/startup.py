@@ -128,7 +128,7 @@ def collect_problems(error: ConfigError) -> ConfigError:
     problems = list(error.problems)
     found = _probe_handlers(settings)
     problems += [f"handlers: {problem}" for problem in found.problems]
-    problems += handlers.misfits(settings.consumers, found.traits) + _missing_loop(settings)
+    problems += handlers.find_mismatches(settings.consumers, found.traits) + _missing_loop(settings)
     misread = any(problem.startswith("redis.") for problem in error.problems)
     if not misread and settings.redis.url != embedded.URL:
         with _open_connection(settings) as link:
@@ -163,12 +163,14 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     problems += _missing_loop(settings)
     problems += _unusable_outboxes(settings)
     try:
-        settings = config.declare_consumers(settings, found.declared, whole=found.whole)
+        settings = config.declare_consumers(settings, found.declared, whole=found.complete)
     except ConfigError as error:
-        problems += error.problems + handlers.misfits(error.salvaged.consumers, found.traits)
+        problems += error.problems + handlers.find_mismatches(
+            error.salvaged.consumers, found.traits
+        )
         return Prepared(settings, problems)
-    problems += handlers.misfits(settings.consumers, found.traits)
-    if not found.whole:
+    problems += handlers.find_mismatches(settings.consumers, found.traits)
+    if not found.complete:
         # A module could not be imported, so its declarations are unknown, and a consumer that seems
         # to be missing may exist.
         return Prepared(settings, problems, tuple(found.sources))

@@ -139,7 +139,7 @@ def check_configured(topic: str, to: int, configured: config.Topic | None, sourc
     Daemons with this configuration would not start again. `source` is the name of the configuration
     in the error.
     """
-    if configured and "partitions" in configured.stated and configured.partitions < to:
+    if configured and "partitions" in configured.explicit and configured.partitions < to:
         raise RequestRefusedError(
             f"{source} sets partitions = {configured.partitions} for {topic}; change it to {to}"
             f" there and in the configuration of every daemon that reads {topic}, or those daemons"

@@ -194,7 +194,7 @@ class _SeenSchedule:
         text = self.kept.text if self.kept is not None else None
         if text is None:
             raise ValueError("specification missing")
-        if record.hash_of(text) != (self.kept.hash if self.kept else ""):
+        if record.hash_specification(text) != (self.kept.hash if self.kept else ""):
             raise ValueError("specification does not match its hash")
         found = record.read(text)
         if found.name != self.name:
@@ -275,7 +275,7 @@ def show(store: Store, name: str) -> ScheduleDetail:
     return ScheduleDetail(
         now_unix_ms=now,
         row=found.row(now),
-        specification=json.loads(record.text_of(schedule)) if schedule is not None else None,
+        specification=json.loads(record.serialize(schedule)) if schedule is not None else None,
         problem=problem,
         declared_unix_ms=kept.seen_unix_ms if kept is not None else None,
         last_uid=_uid(found.line.place, kept.entry_id) if kept and kept.entry_id else None,
@@ -328,7 +328,7 @@ def compute_ticks(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tic
 
 def format_trigger(schedule: Schedule) -> str:
     """Format the trigger of a schedule, such as `every 15m` or `cron 0 3 * * * (Europe/Berlin)`."""
-    stated = json.loads(record.text_of(schedule))
+    stated = json.loads(record.serialize(schedule))
     [name] = [each for each in _WHEN if getattr(schedule, each) is not None]
     zone = f" ({schedule.timezone})" if schedule.timezone else ""
     return f"{name} {stated[name]}{zone}"
@@ -478,7 +478,7 @@ def edit(
             f"schedule {name} cannot be read; run `streamqd schedule remove {name}` and add it"
             " again"
         )
-    schedule = _build({**json.loads(record.text_of(before)), **_clear_replaced(given)})
+    schedule = _build({**json.loads(record.serialize(before)), **_clear_replaced(given)})
     place = _place(store, schedule)
     now = server_unix_ms(store.connection)
     if schedule == before and line.origin_place is None and place == line.place:
@@ -578,7 +578,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
         reply = store.run(
             calls.run(
                 store.keys, place, name, kept.hash, instant,
-                record.message_of(schedule, instant), count if single else None,
+                record.message_fields(schedule, instant), count if single else None,
             )
         )  # fmt: skip
         if reply.word == "OK":
@@ -753,7 +753,7 @@ def _place(store: Store, schedule: Schedule) -> TopicPartition:
     Raises TopicNotFoundError, and RequestRefusedError if the partition does not exist.
     """
     count = topics.partition_count(store, schedule.topic)
-    partition = record.partition_of(schedule, count)
+    partition = record.choose_partition(schedule, count)
     topics.check_partition(schedule.topic, partition, count)
     return schedule.topic, partition
 

@@ -14,7 +14,7 @@ from streamqd.config import overlay
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
 from streamqd.config.reading import TableReader, format_number
-from streamqd.config.setting import Setting, settings_of
+from streamqd.config.setting import Setting, section_settings
 from streamqd.errors import ConfigError, InvalidValueError, RequestRefusedError
 from streamqd.store import topics, untrusted
 from streamqd.store.store import Store
@@ -144,16 +144,18 @@ def changed_topic(
 def settings_in_file(topic: config.Topic) -> dict[str, Any]:
     """Return a topic's settings as they are set in the file, without the partition count."""
     whole = plain(topic)
-    bounds = {name: whole["retention"][name] for name in sorted(topic.retention.stated)}
+    bounds = {name: whole["retention"][name] for name in sorted(topic.retention.explicit)}
     settings = {
-        name: whole[name] for name in sorted(topic.stated) if name in whole and name != "retention"
+        name: whole[name]
+        for name in sorted(topic.explicit)
+        if name in whole and name != "retention"
     }
     return {**settings, **({"retention": bounds} if bounds else {})}
 
 
 def plain(topic: config.Topic) -> dict[str, Any]:
     """Return all settings of a topic in their registered form."""
-    bounds = {name: getattr(topic.retention, name) for name in settings_of(config.Retention)}
+    bounds = {name: getattr(topic.retention, name) for name in section_settings(config.Retention)}
     return {**config.registered_settings(topic), "retention": bounds}
 
 
@@ -169,7 +171,7 @@ def lines(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _table_lines(table: Mapping[str, Any], section: type) -> list[str]:
-    known = settings_of(section)
+    known = section_settings(section)
     return [f"{name} = {_text(known.get(name), value)}" for name, value in table.items()]
 
 
@@ -214,7 +216,7 @@ def _merge_settings(before: Mapping[str, Any], topic: config.Topic) -> dict[str,
     later = {
         name: value
         for name, value in (bounds if isinstance(bounds, dict) else {}).items()
-        if name not in settings_of(config.Retention)
+        if name not in section_settings(config.Retention)
     }
     known = {field.name for field in dataclasses.fields(config.Topic)}
     kept = {name: value for name, value in before.items() if name not in known}

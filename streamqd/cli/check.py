@@ -103,7 +103,7 @@ def _http(settings: config.Settings) -> list[CheckFinding]:
         return []  # HTTP is disabled, or the running daemon itself uses the address
     if isinstance(address, Path):
         address = settings.base_dir / address
-    fault = http.fault_of(address)
+    fault = http.find_fault(address)
     if fault is None:
         return []
     text = f"{fault}; stop the process that uses the address, or set another http.bind"
@@ -153,7 +153,7 @@ def _check_embedded() -> CheckFinding:
 def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     for name, wanted in settings.topics.items():
-        if "partitions" not in wanted.stated:
+        if "partitions" not in wanted.explicit:
             continue
         try:
             found = topics.partition_count(session.store, name)

@@ -24,7 +24,7 @@ from streamqd.cli.output import (
 )
 from streamqd.cli.session import Session
 from streamqd.errors import RedisUnavailableError
-from streamqd.outbox.inspection import table_of
+from streamqd.outbox.inspection import inspect_table
 from streamqd.words import age, count, memory
 
 EXIT_PROBLEMS = 1
@@ -86,7 +86,9 @@ def doctor(
             session.settings,
             checks,
             unit=unit,
-            read_table=lambda outbox: table_of(outbox, session.settings.daemon.max_message_bytes),
+            read_table=lambda outbox: inspect_table(
+                outbox, session.settings.daemon.max_message_bytes
+            ),
         )
     except RedisUnavailableError as unavailable:
         error = session.explain(unavailable)
@@ -164,7 +166,7 @@ def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandRe
     is 1 if there is a problem.
     """
     stated = session.settings.topics.get(topic)
-    expected = session.settings.groups_of(topic)
+    expected = session.settings.message_groups(topic)
     found = examine(session.store, topic, stated, expected, abandoned_after)
     code = EXIT_PROBLEMS if found.problems or found.unreadable else 0
     return CommandResult(found, lambda: _show(found), code)

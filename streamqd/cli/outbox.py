@@ -13,8 +13,8 @@ from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import apply_style, printable
 from streamqd.cli.session import Session
 from streamqd.config import OutboxSettings
-from streamqd.config.outboxes import inline_password, place_of
-from streamqd.config.setting import settings_of
+from streamqd.config.outboxes import inline_password, table_location
+from streamqd.config.setting import section_settings
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.outbox import schema
 from streamqd.outbox.database import Database, connect
@@ -60,7 +60,7 @@ def choose_outbox(
     else:
         found = _select_outbox(session.settings.outboxes, name)
     if table is not None:
-        shape = settings_of(OutboxSettings)["table"].shape
+        shape = section_settings(OutboxSettings)["table"].shape
         if shape is not None and not re.fullmatch(shape.pattern, table):
             raise InvalidRequestError(f"{table!r} is not a valid table name; {shape.hint}")
         found = dataclasses.replace(found, table=table)
@@ -73,9 +73,9 @@ def _name_by_table(session: Session, found: OutboxSettings) -> OutboxSettings:
     If a configured outbox has the same table, return that outbox. The name determines the lease and
     the records, so if one table had two names, its rows would be sent twice.
     """
-    where = place_of(found)
+    where = table_location(found)
     for each in session.settings.outboxes:
-        if where is not None and place_of(each) == where:
+        if where is not None and table_location(each) == where:
             return each
     digest = hashlib.sha256(repr(where).encode()).hexdigest()[:12]
     return dataclasses.replace(found, name=f"outbox-{digest}")

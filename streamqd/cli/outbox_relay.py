@@ -15,7 +15,7 @@ from streamqd.cli.output import apply_style, printable, table
 from streamqd.cli.session import Session
 from streamqd.errors import DatabaseUnavailableError, RedisUnavailableError, RequestRefusedError
 from streamqd.outbox.relay import COUNTED_MAX
-from streamqd.outbox.serving import relay_of
+from streamqd.outbox.serving import build_relay
 from streamqd.store import outbox as relays
 
 __all__ = ["outbox"]
@@ -79,7 +79,7 @@ def run(
     try:
         if stopped():
             return 0
-        relay = relay_of(
+        relay = build_relay(
             found,
             settings,
             stop_fd=signals.fileno(),

@@ -31,7 +31,7 @@ from streamqd.errors import (
 )
 from streamqd.model import Uid
 from streamqd.producer import BatchOutcomeUnknownError, BatchRejectedError, Outgoing, Producer
-from streamqd.producer.encoding import encoded_key, envelope_of
+from streamqd.producer.encoding import encoded_key, to_envelope
 from streamqd.store import topics as registry
 from streamqd.words import count
 
@@ -357,7 +357,7 @@ def _message_template(
     """Return a message with all fields except the value and the key. Raises click.UsageError."""
     shared = Outgoing(b"", None, _headers(headers), partition, delay, at, expires, dedup_id)
     try:
-        envelope_of(shared, sys.maxsize)
+        to_envelope(shared, sys.maxsize)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     return shared

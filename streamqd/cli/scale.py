@@ -135,7 +135,7 @@ class ScaleServer:
 
         Raises RequestRefusedError if the server cannot listen on the address.
         """
-        if fault := http.fault_of(self._address):
+        if fault := http.find_fault(self._address):
             raise RequestRefusedError(fault)
         with contextlib.suppress(RedisUnavailableError):
             self._read_view()  # reports a wrong name before the server starts

@@ -25,7 +25,7 @@ from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import ago, confirm, listing, print_unreadable, printable, table
 from streamqd.cli.session import Session
 from streamqd.config import Schedule
-from streamqd.config.setting import Kind, settings_of
+from streamqd.config.setting import Kind, section_settings
 from streamqd.errors import RedisUnavailableError
 from streamqd.words import age, count
 
@@ -60,7 +60,7 @@ def _settings(*, topic_required: bool) -> Callable[[Command], Command]:
     """Add an option for each setting of a schedule except its name."""
 
     def add(command: Command) -> Command:
-        for name, setting in reversed(settings_of(Schedule).items()):
+        for name, setting in reversed(section_settings(Schedule).items()):
             if name == "name":
                 continue
             choices = click.Choice(setting.choices) if setting.choices else click.STRING

@@ -54,7 +54,7 @@ def trim(
     @archive) that needs the oldest of these entries, and for how long.
     """
     stated = session.settings.topics.get(topic)
-    expected = session.settings.groups_of(topic)
+    expected = session.settings.message_groups(topic)
     limits = (max_age, max_length, max_bytes)
     holds, partitions = admin.settings(session.store, topic, stated)
     if partition is not None:

@@ -26,7 +26,7 @@ from streamqd.config.topology import EMBEDDED, SOCKET_BYTES_MAX
 from streamqd.config.values import format_duration
 from streamqd.model import BLOCK, HOLD_KEY, KEEPERS, Backoff
 
-_OF_SENTINELS = ("sentinel_username", "sentinel_password_file")
+_SENTINEL_SETTINGS = ("sentinel_username", "sentinel_password_file")
 
 
 # The minimum of `max_age` in seconds. It limits how often a worker is replaced, because each new
@@ -102,7 +102,7 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
             if redis.password_file is not None:
                 problems.add(url, "contains a password, but password_file is also set")
             _check_inline_password(url, source, problems)
-    names = ("username", "password_file", "ca_file", "cert_file", "key_file", *_OF_SENTINELS)
+    names = ("username", "password_file", "ca_file", "cert_file", "key_file", *_SENTINEL_SETTINGS)
     stated = [name for name in names if getattr(redis, name) is not None]
     for name in stated:
         path = ("redis", name)
@@ -116,7 +116,7 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
             _check_file(getattr(redis, name), path, problems, environ)
         if name in names[2:5] and problems.ok(url, path) and not redis.url.startswith("rediss"):
             problems.add(path, "requires TLS; write rediss:// in redis.url, or remove this setting")
-        if name in _OF_SENTINELS and problems.ok(url, path) and "+sentinel:" not in redis.url:
+        if name in _SENTINEL_SETTINGS and problems.ok(url, path) and "+sentinel:" not in redis.url:
             problems.add(path, "applies only to redis+sentinel://")
     if (redis.cert_file is None) != (redis.key_file is None):
         present, missing = (

@@ -284,7 +284,7 @@ class Consumer:
     )
     # The names of the settings that are set explicitly. Declarations of @handler fill in the
     # others.
-    stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     # The place of the consumer's table as FILE:LINE, or '' if only @handler declares the consumer.
     place: str = field(default="", compare=False, repr=False)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streamqd.config.reading import read_value
-from streamqd.config.setting import settings_of
+from streamqd.config.setting import section_settings
 from streamqd.config.topics import Retention, Topic
 
 # These fields are stored differently from the other fields of `Topic`.
-_APART = frozenset({"partitions", "retention"})
+_NOT_INHERITED = frozenset({"partitions", "retention"})
 
 Section = TypeVar("Section", Topic, Retention)
 
@@ -29,13 +29,13 @@ def registered_settings(topic: Topic) -> dict[str, Any]:
     default = Retention()
     retention = {
         name: getattr(topic.retention, name)
-        for name in settings_of(Retention)
+        for name in section_settings(Retention)
         if getattr(topic.retention, name) != getattr(default, name)
     }
     rest = {
         name: getattr(topic, name)
-        for name in settings_of(Topic)
-        if name not in _APART and getattr(topic, name) is not None
+        for name in section_settings(Topic)
+        if name not in _NOT_INHERITED and getattr(topic, name) is not None
     }
     return {**rest, "retention": retention}
 
@@ -54,11 +54,11 @@ def effective(topic: Topic, stored: Mapping[str, Any]) -> Topic:
 def _fill_section(section: Section, stored: Mapping[str, Any]) -> Section:
     default = type(section)()
     found = {}
-    for name, setting in settings_of(type(section)).items():
-        # A section that was built in code has no names in `stated`, so a value that is not the
+    for name, setting in section_settings(type(section)).items():
+        # A section that was built in code has no names in `explicit`, so a value that is not the
         # default counts as set.
-        stated = name in section.stated or getattr(section, name) != getattr(default, name)
-        if stated or name in _APART or name not in stored:
+        stated = name in section.explicit or getattr(section, name) != getattr(default, name)
+        if stated or name in _NOT_INHERITED or name not in stored:
             continue
         try:
             found[name] = read_value(setting, stored[name], Path())

@@ -254,7 +254,7 @@ def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer 
             reader.problems.add((*path, name), clause)
     if "topic" not in given or "group" not in given:
         return None
-    return Consumer(**given, stated=frozenset(given))
+    return Consumer(**given, explicit=frozenset(given))
 
 
 def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
@@ -398,5 +398,5 @@ def _with_declared(
 def _merge_consumer(consumer: Consumer, declared: Consumer | None) -> Consumer:
     if declared is None:
         return consumer
-    under = {name: getattr(declared, name) for name in declared.stated - consumer.stated}
+    under = {name: getattr(declared, name) for name in declared.explicit - consumer.explicit}
     return dataclasses.replace(consumer, **under)

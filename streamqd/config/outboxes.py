@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from streamqd.config import problems as wording
 from streamqd.config.problems import Problems
 from streamqd.config.secrets import credential, has_password, mask_url
-from streamqd.config.setting import NAMED, Seconds, Shape, describe, setting, settings_of
+from streamqd.config.setting import NAMED, Seconds, Shape, describe, section_settings, setting
 
 TABLE = "streamqd_outbox"
 # Leaves room for the suffix `_dead`, because a name in PostgreSQL has up to 63 bytes, and a name in
@@ -99,7 +99,7 @@ class OutboxSettings:
     base_dir: Path = field(default=Path(), compare=False, repr=False)
 
     def __repr__(self) -> str:
-        stated = {name: getattr(self, name) for name in settings_of(type(self))}
+        stated = {name: getattr(self, name) for name in section_settings(type(self))}
         stated["database"] = mask_url(self.database)
         return f"OutboxSettings({', '.join(f'{name}={each!r}' for name, each in stated.items())})"
 
@@ -178,7 +178,7 @@ def absolute_url(url: str, base_dir: Path) -> str:
     return url if rest.startswith("/") else f"{scheme}{separator}{quote(str(base_dir))}/{rest}"
 
 
-def place_of(
+def table_location(
     outbox: OutboxSettings, environ: Mapping[str, str] = os.environ
 ) -> tuple[object, ...] | None:
     """Return a value that identifies the database and the table of an outbox.
@@ -245,7 +245,7 @@ def check_names(
                 (*path, "name"),
                 f"{wording.quote(outbox.name)} is already the name of outboxes[{other}]",
             )
-        place = place_of(outbox, environ) or (outbox.database, outbox.table)
+        place = table_location(outbox, environ) or (outbox.database, outbox.table)
         other = first.setdefault(place, at)
         if other != at:
             problems.add((*path, "table"), f"is already the table of outboxes[{other}]")

@@ -16,7 +16,7 @@ import tomli
 from streamqd.config import problems as wording
 from streamqd.config.problems import Problems
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
-from streamqd.config.setting import Kind, Setting, settings_of
+from streamqd.config.setting import Kind, Setting, section_settings
 
 PREFIX = "STREAMQ_"
 CONFIG_NAME = "STREAMQ_CONFIG"
@@ -84,7 +84,7 @@ def variables() -> dict[str, tuple[str, str]]:
     return {
         f"{PREFIX}{section.upper()}__{name.upper()}": (section, name)
         for section, cls in SECTIONS.items()
-        for name in settings_of(cls)
+        for name in section_settings(cls)
     }
 
 
@@ -106,7 +106,7 @@ def setting_at(path: tuple[str, ...]) -> Setting | None:
         names = path[1:]
     setting = None
     for name in names:
-        setting = settings_of(section).get(name) if section else None
+        setting = section_settings(section).get(name) if section else None
         if setting is None:
             return None
         section = setting.table

@@ -15,7 +15,14 @@ from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.problems import Problems
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
-from streamqd.config.setting import COUNT_MAX, DURATION_MAX, SIZE_MAX, Kind, Setting, settings_of
+from streamqd.config.setting import (
+    COUNT_MAX,
+    DURATION_MAX,
+    SIZE_MAX,
+    Kind,
+    Setting,
+    section_settings,
+)
 from streamqd.config.topics import Retention
 from streamqd.config.values import format_duration, format_size, parse_duration, parse_size
 from streamqd.model import Backoff
@@ -34,11 +41,11 @@ class TableReader:
     def table(self, default: Any, raw: object, path: wording.Path) -> Any:
         """Return a copy of the dataclass `default`, updated with the valid settings of the table.
 
-        If the class has a field `stated`, it contains the names of these settings.
+        If the class has a field `explicit`, it contains the names of these settings.
         """
         given = self.settings(type(default), raw, path, default=default)
-        if hasattr(default, "stated"):
-            given["stated"] = frozenset(given)
+        if hasattr(default, "explicit"):
+            given["explicit"] = frozenset(given)
         return dataclasses.replace(default, **given)
 
     def settings(
@@ -49,7 +56,7 @@ class TableReader:
             clause = f"{wording.quote(raw)} is not a table [{wording.format_path(path)}]"
             self.problems.add(path, clause)
             return {}
-        known = settings_of(section)
+        known = section_settings(section)
         given: dict[str, Any] = {}
         for name, value in raw.items():
             here = (*path, str(name))
@@ -87,7 +94,7 @@ def unknown_clause(
     homes |= {"[[outboxes]]": OutboxSettings}
     homes |= {"retention of a topic": Retention}
     for home, cls in homes.items():
-        if cls is not section and plain in settings_of(cls):
+        if cls is not section and plain in section_settings(cls):
             return f"unknown setting here; {plain} belongs to {home}"
     return f"unknown setting; the settings here are {', '.join(known)}"
 

@@ -16,7 +16,7 @@ from streamqd.config.reading import bounds, format_number
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
 from streamqd.config.secrets import mask_url
-from streamqd.config.setting import NAME, Kind, Setting, settings_of
+from streamqd.config.setting import NAME, Kind, Setting, section_settings
 from streamqd.config.values import (
     DURATION_PATTERN,
     SIZE_PATTERN,
@@ -72,7 +72,7 @@ def reference() -> list[SectionReference]:
         SectionReference(
             name,
             header.removeprefix("#"),
-            _doc_of(type(values)),
+            _section_doc(type(values)),
             tuple(
                 _references(
                     f"{name}.NAME." if name in NAMED_SECTIONS else f"{name}.",
@@ -85,7 +85,7 @@ def reference() -> list[SectionReference]:
 
 
 def _references(prefix: str, values: Any) -> Iterator[SettingReference]:
-    for name, setting in settings_of(type(values)).items():
+    for name, setting in section_settings(type(values)).items():
         value = getattr(values, name)
         keys = tuple(_references("", value)) if setting.table else ()
         default = "" if setting.required or keys else _toml(setting, value)
@@ -116,13 +116,13 @@ def reference_toml() -> str:
     """
     lines = [*_comment(_HEAD)]
     for _, header, values in _sections():
-        lines += ["", "", *_comment(_doc_of(type(values))), header, *_settings_lines(values)]
+        lines += ["", "", *_comment(_section_doc(type(values))), header, *_settings_lines(values)]
     return "\n".join(lines) + "\n"
 
 
 def _settings_lines(section: Any) -> list[str]:
     lines: list[str] = []
-    for name, setting in settings_of(type(section)).items():
+    for name, setting in section_settings(type(section)).items():
         value = getattr(section, name)
         lines += ["", *_comment(_describe(setting)), *_setting_lines(name, setting, value)]
     return lines
@@ -133,7 +133,7 @@ def _setting_lines(name: str, setting: Setting, value: Any) -> list[str]:
     line = f"#{name} = {_toml(setting, value)}"
     if setting.table is None or len(line) <= _COLUMNS:
         return [line]
-    inner = settings_of(setting.table)
+    inner = section_settings(setting.table)
     return [f"#{name}.{key} = {_toml(inner[key], getattr(value, key))}" for key in inner]
 
 
@@ -141,7 +141,7 @@ def _describe(setting: Setting) -> str:
     """Return the meaning and the valid values of a setting, and of the keys if it is a table."""
     lines = [setting.doc + _describe_allowed(setting)]
     if setting.table is not None:
-        for name, inner in settings_of(setting.table).items():
+        for name, inner in section_settings(setting.table).items():
             lines.append(f"  {name}: {inner.doc}{_describe_allowed(inner)}")
     return "\n".join(lines)
 
@@ -164,7 +164,7 @@ def _bound(setting: Setting, number: float) -> str:
     return f"{number:,}" if setting.kind is Kind.INTEGER else format_number(setting, number)
 
 
-def _doc_of(section: type) -> str:
+def _section_doc(section: type) -> str:
     return inspect.cleandoc(section.__doc__ or "")
 
 
@@ -208,13 +208,13 @@ def plain(setting: Setting, value: Any) -> Any:
 def _plain_table(section: Any) -> dict[str, Any]:
     return {
         name: plain(setting, getattr(section, name))
-        for name, setting in settings_of(type(section)).items()
+        for name, setting in section_settings(type(section)).items()
     }
 
 
 def _toml(setting: Setting, value: Any) -> str:
     if setting.table is not None:
-        inner = settings_of(setting.table)
+        inner = section_settings(setting.table)
         pairs = ", ".join(f"{key} = {_toml(inner[key], getattr(value, key))}" for key in inner)
         return f"{{ {pairs} }}"
     if setting.empty_is_default:  # the real default, such as the host name, differs between hosts
@@ -235,30 +235,30 @@ def as_document(settings: Settings) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """Return the file's JSON schema (2020-12), which lets editors complete and check the TOML."""
-    properties = {name: _table_schema(cls(), _doc_of(cls)) for name, cls in SECTIONS.items()}
+    properties = {name: _table_schema(cls(), _section_doc(cls)) for name, cls in SECTIONS.items()}
     for name, cls in NAMED_SECTIONS.items():
         properties[name] = {
             "type": "object",
-            "description": _doc_of(cls),
+            "description": _section_doc(cls),
             "propertyNames": {"pattern": f"^{NAME.pattern}$"},
-            "additionalProperties": _table_schema(cls(), _doc_of(cls)),
+            "additionalProperties": _table_schema(cls(), _section_doc(cls)),
         }
-    consumer = _table_schema(Consumer(topic="", group=""), _doc_of(Consumer))
+    consumer = _table_schema(Consumer(topic="", group=""), _section_doc(Consumer))
     properties["consumers"] = {
         "type": "array",
-        "description": _doc_of(Consumer),
+        "description": _section_doc(Consumer),
         "items": {**consumer, "required": ["topic", "group"]},
     }
-    schedule = _table_schema(Schedule("", ""), _doc_of(Schedule))
+    schedule = _table_schema(Schedule("", ""), _section_doc(Schedule))
     properties["schedules"] = {
         "type": "array",
-        "description": _doc_of(Schedule),
+        "description": _section_doc(Schedule),
         "items": {**schedule, "required": ["name", "topic"]},
     }
-    outbox = _table_schema(_OUTBOX, _doc_of(OutboxSettings))
+    outbox = _table_schema(_OUTBOX, _section_doc(OutboxSettings))
     properties["outboxes"] = {
         "type": "array",
-        "description": _doc_of(OutboxSettings),
+        "description": _section_doc(OutboxSettings),
         "items": {**outbox, "required": ["name", "database"]},
     }
     return {
@@ -277,7 +277,7 @@ def _table_schema(section: Any, doc: str) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {
             name: _value_schema(setting, getattr(section, name))
-            for name, setting in settings_of(type(section)).items()
+            for name, setting in section_settings(type(section)).items()
         },
     }
 

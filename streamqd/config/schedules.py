@@ -107,7 +107,7 @@ class Schedule:
     @property
     def zone(self) -> tzinfo:
         """The time zone of cron."""
-        return zone_of(self.timezone or "UTC")
+        return load_timezone(self.timezone or "UTC")
 
     @property
     def at_unix_ms(self) -> int | None:
@@ -208,7 +208,7 @@ def _at_fault(at: str | None) -> str:
     return ""
 
 
-def zone_of(name: str) -> tzinfo:
+def load_timezone(name: str) -> tzinfo:
     """Return a time zone. Raises KeyError, ValueError or OSError if it is unknown.
 
     zoneinfo is imported only when it is needed, because it costs 0.6 MiB of memory.

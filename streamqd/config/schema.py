@@ -462,7 +462,7 @@ class Settings:
     # a schedule differently, the definition that was read later is used.
     read_unix_ms: int = field(default=0, compare=False, repr=False)
 
-    def groups_of(self, topic: str) -> list[str]:
+    def message_groups(self, topic: str) -> list[str]:
         """Return the groups of this configuration that read the messages of a topic.
 
         Groups that read its dead letters are not included.

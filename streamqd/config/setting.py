@@ -120,7 +120,7 @@ _BACKOFF: dict[str, Setting] = {
 }
 
 
-def settings_of(section: type) -> dict[str, Setting]:
+def section_settings(section: type) -> dict[str, Setting]:
     """Return the settings that the dataclass of a section defines.
 
     The result maps their names to the settings, in the order of the fields.

@@ -57,7 +57,7 @@ class Retention:
     )
     # The names of the settings that are set explicitly. Settings that are registered with the topic
     # fill in the others.
-    stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @property
     def bounded(self) -> bool:
@@ -102,4 +102,4 @@ class Topic:
     )
     # The names of the settings that are set explicitly. There are none for a topic that is named
     # only by a consumer, so its partition count is the registered one, not the default.
-    stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    explicit: frozenset[str] = field(default=frozenset(), compare=False, repr=False)

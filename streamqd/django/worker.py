@@ -52,8 +52,8 @@ def run_task(msg: Message) -> None:
     Raises TaskNotFoundError if the task is unknown, so that a worker with an older release does not
     lose the message. Raises Dead if the message is not a task.
     """
-    call = _call_of(msg)
-    task = _task_of(call.task)
+    call = _read_call(msg)
+    task = _load_task(call.task)
     result = _mark_running(msg, task, call)
     context: list[TaskContext[..., Any]] = []
     if task.takes_context:
@@ -68,7 +68,7 @@ def run_task(msg: Message) -> None:
     task_finished.send(backend, task_result=_mark_finished(result, TaskResultStatus.SUCCESSFUL))
 
 
-def _call_of(msg: Message) -> _Call:
+def _read_call(msg: Message) -> _Call:
     try:
         body = msg.json()
     except ValueError as error:
@@ -81,7 +81,7 @@ def _call_of(msg: Message) -> _Call:
     return call
 
 
-def _task_of(path: str) -> Task[..., Any]:
+def _load_task(path: str) -> Task[..., Any]:
     """Return a task by its path. Only modules of installed apps are imported."""
     module_name, _, name = path.rpartition(".")
     if not in_app(module_name):

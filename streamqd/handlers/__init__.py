@@ -20,17 +20,17 @@ from streamqd.handlers.declaration import (
     schedule,
     scheduled,
 )
-from streamqd.handlers.loading import Loaded, import_paths, load, place_of, prepare
+from streamqd.handlers.loading import Loaded, error_location, import_paths, load, prepare
 from streamqd.handlers.outcomes import (
     MESSAGE_CHARS_MAX,
     TRACEBACK_BYTES_MAX,
     Description,
-    brief_of,
-    failure_of,
-    outcome_of,
-    text_of,
+    describe_failure,
+    error_text,
+    to_brief_outcome,
+    to_outcome,
 )
-from streamqd.handlers.probing import Probe, examine, misfits, probe, too_many_threads
+from streamqd.handlers.probing import Probe, examine, find_mismatches, probe, too_many_threads
 from streamqd.handlers.redaction import TOO_SLOW, redact_failure, redact_text
 from streamqd.handlers.signatures import Signature, is_async
 from streamqd.handlers.verdicts import (
@@ -42,7 +42,7 @@ from streamqd.handlers.verdicts import (
     Retry,
     SoftTimeout,
     Undecodable,
-    error_of,
+    run_error,
 )
 
 __all__ = [
@@ -62,26 +62,26 @@ __all__ = [
     "Signature",
     "SoftTimeout",
     "Undecodable",
-    "brief_of",
     "declared",
-    "error_of",
+    "describe_failure",
+    "error_location",
+    "error_text",
     "examine",
-    "failure_of",
+    "find_mismatches",
     "handler",
     "import_paths",
     "is_async",
     "load",
-    "misfits",
-    "outcome_of",
-    "place_of",
     "plain_options",
     "plain_schedule",
     "prepare",
     "probe",
     "redact_failure",
     "redact_text",
+    "run_error",
     "schedule",
     "scheduled",
-    "text_of",
+    "to_brief_outcome",
+    "to_outcome",
     "too_many_threads",
 ]

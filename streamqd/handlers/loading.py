@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.declaration import Context
-from streamqd.handlers.outcomes import text_of
+from streamqd.handlers.outcomes import error_text
 from streamqd.handlers.payloads import Decode, decoder
-from streamqd.handlers.redaction import Redact, hook_of
-from streamqd.handlers.signatures import Signature, form_of
+from streamqd.handlers.redaction import Redact, find_hook
+from streamqd.handlers.signatures import Signature, read_signature
 from streamqd.message import Message
 
 _PACKAGES = tuple(str(Path(__file__).parents[1] / name) for name in ("handlers", "worker"))
@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     function: Callable[..., object]
     on_start: Callable[[Context], object] | None
     on_stop: Callable[[], object] | None
-    form: Signature = Signature()
+    signature: Signature = Signature()
     redact: Redact | None = None
 
 
@@ -70,18 +70,18 @@ def prepare(function: Callable[..., object], reference: str, module: Any, codec:
 
     Raises HandlerLoadError under the same conditions as `load`.
     """
-    form = form_of(function, reference)
-    if form.payload is not None:
-        function = _wrap_typed(function, decoder(form.payload, codec, reference), form)
+    signature = read_signature(function, reference)
+    if signature.payload is not None:
+        function = _wrap_typed(function, decoder(signature.payload, codec, reference), signature)
     hooks = getattr(module, "on_start", None), getattr(module, "on_stop", None)
-    return Loaded(function, *hooks, form, hook_of(module))
+    return Loaded(function, *hooks, signature, find_hook(module))
 
 
 def _wrap_typed(
-    function: Callable[..., object], decode: Decode, form: Signature
+    function: Callable[..., object], decode: Decode, signature: Signature
 ) -> Callable[[Message], object]:
     """Wrap a handler that takes a payload. The wrapper returns a coroutine if the handler does."""
-    if form.with_message:
+    if signature.with_message:
         return lambda message: function(decode(message.payload), message)
     return lambda message: function(decode(message.payload))
 
@@ -96,9 +96,9 @@ def import_module(name: str) -> Any:
                 f"no module named {name} next to the configuration file, in the working directory"
                 " or on PYTHONPATH"
             ) from None
-        place = place_of(error)
+        place = error_location(error)
         raise HandlerLoadError(
-            f"cannot import {name}: {type(error).__name__}: {text_of(error)}{place}"
+            f"cannot import {name}: {type(error).__name__}: {error_text(error)}{place}"
         ) from error
 
 
@@ -118,7 +118,7 @@ def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
     return sorted(file for file in files if file and not file.startswith(("<", *libraries)))
 
 
-def place_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Return ` (FILE:LINE)` for the innermost line of the user's own code, or '' if there is none.
 
     The result is also '' for a SyntaxError, whose text already contains the file and the line.

@@ -14,7 +14,7 @@ from streamqd.config import mask_passwords
 from streamqd.handlers.verdicts import AFTER_MAX, Dead, Release, Retry, SoftTimeout, Undecodable
 from streamqd.model import DeadAsked, Failed, Outcome, ReleaseAsked, RetryAsked
 from streamqd.policy.fingerprint import fingerprint as fingerprint_of
-from streamqd.policy.fingerprint import innermost
+from streamqd.policy.fingerprint import innermost_frame
 
 TRACEBACK_BYTES_MAX = 8192
 MESSAGE_CHARS_MAX = 1000
@@ -35,7 +35,7 @@ _DETAILED = (SyntaxError, ImportError, NameError, AttributeError)
 _Places = tuple[int, ...]
 
 
-class _Seen(NamedTuple):
+class _StackInfo(NamedTuple):
     """The cached texts for one place where failures occur.
 
     `codes` keeps references to the code objects, so that no new code object can get the same id().
@@ -48,17 +48,17 @@ class _Seen(NamedTuple):
     stack: list[str]  # the formatted stack, empty until it is first used
 
 
-_seen: dict[_Places, _Seen] = {}
+_stack_infos: dict[_Places, _StackInfo] = {}
 
 
-def outcome_of(error: BaseException, detail: str) -> Outcome:
+def to_outcome(error: BaseException, detail: str) -> Outcome:
     """Turn the exception of a handler into an outcome.
 
     Never raises, even if the exception's code does. `detail` is the `dlq_error` setting: none,
     class, message or traceback.
     """
     try:
-        failure = failure_of(error, detail)
+        failure = describe_failure(error, detail)
         if is_a(error, Retry):
             return RetryAsked(_wait_asked(error), failure)
     except BaseException:  # noqa: BLE001 - attributes of the exception are user code
@@ -81,7 +81,7 @@ def is_a(error: object, *kinds: type) -> bool:
     return issubclass(type(error), kinds)
 
 
-def brief_of(error: BaseException, detail: str) -> Outcome:
+def to_brief_outcome(error: BaseException, detail: str) -> Outcome:
     """Return the outcome without text and traceback, which only dead letters need."""
     detail = detail if detail == "none" else "class"
     kind: Any = type(error)  # hashable, although mypy cannot infer it
@@ -89,13 +89,13 @@ def brief_of(error: BaseException, detail: str) -> Outcome:
         plain = None if is_a(error, *_OUTCOMES) else _brief(kind, detail)
     except BaseException:  # noqa: BLE001 - attributes of the class are user code
         plain = None
-    return plain or outcome_of(error, detail)
+    return plain or to_outcome(error, detail)
 
 
 @lru_cache(maxsize=256)
 def _brief(kind: Any, detail: str) -> Failed:
     name = "" if detail == "none" else _class_name(kind)
-    return Failed(name, "", "", lineage_of(kind), issubclass(kind, SoftTimeout))
+    return Failed(name, "", "", class_lineage(kind), issubclass(kind, SoftTimeout))
 
 
 def _wait_asked(error: BaseException) -> float | None:
@@ -112,16 +112,16 @@ class Description:
     `str()` of the exception is called only once, because it is user code that may be slow or hang.
     """
 
-    __slots__ = ("_error", "_message", "_seen")
+    __slots__ = ("_error", "_info", "_message")
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
         self._message: tuple[str, bool] | None = None
-        self._seen = _seen_at(_trace_of(error))
+        self._info = _read_stack_info(_trace_of(error))
 
     def text(self) -> str:
         """Return the text of the exception, with passwords masked."""
-        message, _ = self._message = self._message or _message_of(self._error)
+        message, _ = self._message = self._message or _read_message(self._error)
         return mask_passwords(message[:MESSAGE_CHARS_MAX])
 
     def place(self) -> str:
@@ -130,26 +130,26 @@ class Description:
         If no line belongs to user code, return the innermost line. Return '' if there is no
         traceback.
         """
-        return self._seen.place
+        return self._info.place
 
     def traceback(self) -> str:
         """Return the traceback, or '' for Undecodable, whose stack contains no user code."""
         if is_a(self._error, Undecodable):
             return ""
-        message, well = self._message = self._message or _message_of(self._error)
+        message, well = self._message = self._message or _read_message(self._error)
         try:
-            return _traceback(self._error, self._seen, message if well else _SILENT)
+            return _traceback(self._error, self._info, message if well else _SILENT)
         except BaseException:  # noqa: BLE001 - an exception's attributes are user code
             return ""
 
     def fingerprint(self, reference: str) -> str:
         """Return a short, stable ID for failures with the same class, user frame and handler."""
         kind: Any = type(self._error)
-        prints = self._seen.prints
+        prints = self._info.prints
         try:
             found = prints.get((kind, reference))
             if found is None:
-                found = fingerprint_of(_class_name(kind), self._seen.frame, reference)
+                found = fingerprint_of(_class_name(kind), self._info.frame, reference)
                 if len(prints) < STACKS_MAX:
                     prints[kind, reference] = found
         except BaseException:  # noqa: BLE001 - the class's attributes are user code
@@ -157,12 +157,12 @@ class Description:
         return found
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an exception. Never raises."""
-    return _message_of(error)[0]
+    return _read_message(error)[0]
 
 
-def _message_of(error: BaseException) -> tuple[str, bool]:
+def _read_message(error: BaseException) -> tuple[str, bool]:
     """Return the text of an exception and True, or a replacement and False if `str()` raises."""
     try:
         return str(error), True
@@ -170,7 +170,7 @@ def _message_of(error: BaseException) -> tuple[str, bool]:
         return f"<exception text unavailable: {type(raised).__name__}>", False
 
 
-def failure_of(error: BaseException, detail: str) -> Failed:
+def describe_failure(error: BaseException, detail: str) -> Failed:
     """Describe an exception in as much detail as allowed. Local variables are never recorded.
 
     `detail` is the `dlq_error` setting: none, class, message or traceback.
@@ -185,13 +185,13 @@ def failure_of(error: BaseException, detail: str) -> Failed:
         error_class="" if detail == "none" else _class_name(kind),
         message=text,
         traceback=trace,
-        lineage=lineage_of(kind),
+        lineage=class_lineage(kind),
         timed_out=is_a(error, SoftTimeout),
     )
 
 
 @lru_cache(maxsize=256)
-def lineage_of(kind: Any) -> tuple[str, ...]:
+def class_lineage(kind: Any) -> tuple[str, ...]:
     """Return the names that policies may use for a class and its bases, most derived first.
 
     A class that a package re-exports is also known by that name. For example,
@@ -229,7 +229,7 @@ def _class_name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def _traceback(error: BaseException, seen: _Seen, message: str) -> str:
+def _traceback(error: BaseException, seen: _StackInfo, message: str) -> str:
     trace = _user_traceback(_trace_of(error))
     context = None if error.__suppress_context__ else error.__context__
     alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
@@ -262,7 +262,7 @@ def _heading(kind: Any) -> str:
     return str(kind.__qualname__) if bare else f"{module}.{kind.__qualname__}"
 
 
-def _stack(seen: _Seen, trace: TracebackType) -> str:
+def _stack(seen: _StackInfo, trace: TracebackType) -> str:
     """Return the frames of a traceback as text, from the cache after the first call.
 
     Without the cache, looking up the source lines and the parts to underline would take longer than
@@ -274,7 +274,7 @@ def _stack(seen: _Seen, trace: TracebackType) -> str:
     return stack[0]
 
 
-def _seen_at(begin: TracebackType | None) -> _Seen:
+def _read_stack_info(begin: TracebackType | None) -> _StackInfo:
     """Return the cached texts for a place of failure, which many failures usually share."""
     places: list[int] = []
     each = begin
@@ -282,14 +282,14 @@ def _seen_at(begin: TracebackType | None) -> _Seen:
         places += (id(each.tb_frame.f_code), each.tb_lasti)
         each = each.tb_next
     key = tuple(places)
-    seen = _seen.get(key)
+    seen = _stack_infos.get(key)
     if seen is None:
-        if len(_seen) >= STACKS_MAX:
-            _seen.clear()
+        if len(_stack_infos) >= STACKS_MAX:
+            _stack_infos.clear()
         codes = [frame.f_code for frame, _ in traceback.walk_tb(begin)]
         trace = _user_traceback(begin)
         names = (each.f_code for each, _ in traceback.walk_tb(trace))
-        frame = innermost((code.co_filename, code.co_name) for code in names)
+        frame = innermost_frame((code.co_filename, code.co_name) for code in names)
         lines = ((each.f_code.co_filename, str(line)) for each, line in traceback.walk_tb(trace))
-        seen = _seen[key] = _Seen(codes, frame, innermost(lines), {}, [])
+        seen = _stack_infos[key] = _StackInfo(codes, frame, innermost_frame(lines), {}, [])
     return seen

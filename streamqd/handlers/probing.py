@@ -28,7 +28,7 @@ class Probe(NamedTuple):
     problems: list[str]
     traits: dict[str, list[str]] = {}  # noqa: RUF012 - never mutated
     sources: list[str] = []  # noqa: RUF012 - files of the user's modules, for `--reload`
-    whole: bool = True  # False if a module that may declare handlers could not be imported
+    complete: bool = True  # False if a module that may declare handlers could not be imported
 
 
 def probe(
@@ -52,7 +52,7 @@ def probe(
             task.cancel()
     if found.trouble:
         trouble = f"importing the handler modules failed: {found.trouble}"
-        return Probe([], [trouble], whole=False)
+        return Probe([], [trouble], complete=False)
     return Probe(*found.result)
 
 
@@ -73,7 +73,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
             whole = False
     for reference in [*(found["handler"] for found in declared), *references]:
         try:
-            traits[reference] = load(reference, base_dir).form.traits
+            traits[reference] = load(reference, base_dir).signature.traits
         except HandlerLoadError as error:
             problems.append(str(error))
     found_all, misplaced = with_schedules()
@@ -98,7 +98,7 @@ def _open_code(names: Iterable[str]) -> list[str]:
     return problems
 
 
-def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> list[str]:
+def find_mismatches(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> list[str]:
     """Return a problem for each setting that does not fit its handler.
 
     Handlers that are missing from `traits` are skipped.
@@ -108,7 +108,7 @@ def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> l
         found = traits.get(consumer.handler)
         if found is None:
             continue
-        problems += [_locate(index, consumer, *each) for each in _misfits(consumer, found)]
+        problems += [_locate(index, consumer, *each) for each in _find_mismatches(consumer, found)]
     return problems
 
 
@@ -129,7 +129,7 @@ def too_many_threads(lanes: int, *, asynchronous: bool) -> str:
     )
 
 
-def _misfits(consumer: Consumer, traits: list[str]) -> Iterator[tuple[str, str]]:
+def _find_mismatches(consumer: Consumer, traits: list[str]) -> Iterator[tuple[str, str]]:
     """Yield each setting that does not fit the handler's traits, and the reason."""
     handler, batch = consumer.handler, BATCH in traits
     if consumer.batch is not None and not batch:

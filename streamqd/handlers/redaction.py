@@ -19,7 +19,7 @@ Redact = Callable[[str], str]
 TOO_SLOW = f"<{HOOK} failed: SoftTimeout>"
 
 
-def hook_of(module: Any) -> Redact | None:
+def find_hook(module: Any) -> Redact | None:
     """Return the hook of a module, or None if it has none.
 
     Raises HandlerLoadError if the hook is not a function, or if it is asynchronous.

@@ -37,7 +37,7 @@ class Signature:
         return [word for word, true in marks.items() if true]
 
 
-def form_of(function: Callable[..., object], reference: str) -> Signature:
+def read_signature(function: Callable[..., object], reference: str) -> Signature:
     """Return the form of a handler. Raises HandlerLoadError with one sentence."""
     if any(map(_yields, _call_targets(function))):
         raise HandlerLoadError(

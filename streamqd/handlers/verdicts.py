@@ -102,19 +102,19 @@ _RAISED: dict[Result, Callable[[], BaseException]] = {
 }
 
 
-def error_of(end: object) -> BaseException | None:
+def run_error(end: object) -> BaseException | None:
     """Return the error of a run from its exception or return value, or None if it succeeded.
 
     A returned exception counts as raised. An awaitable or a generator is a TypeError. Never raises,
     even if methods of the value do.
     """
     try:
-        return _error_of(end)
+        return _find_error(end)
     except BaseException as raised:  # noqa: BLE001 - user code may raise anything
         return raised
 
 
-def _error_of(end: object) -> BaseException | None:
+def _find_error(end: object) -> BaseException | None:
     if isinstance(end, BaseException):
         return end
     if isinstance(end, Result):

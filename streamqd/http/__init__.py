@@ -247,7 +247,7 @@ def _listen(address: Address) -> socket.socket:
     return listener
 
 
-def fault_of(address: Address) -> str | None:
+def find_fault(address: Address) -> str | None:
     """Return the reason why no server could listen on an address now, or None if one could.
 
     No socket is left open.

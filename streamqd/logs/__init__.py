@@ -23,18 +23,17 @@ from streamqd.errors import InvalidValueError
 from streamqd.logs.events import EVENTS
 from streamqd.logs.interpreter import Interpreter
 from streamqd.logs.lines import JsonFormatter, LogLine, TextFormatter, flatten, process
-from streamqd.logs.records import Handled, Output, Several, current, mark_records, running
+from streamqd.logs.records import LoggedBatch, LoggedMessage, Output, current, mark_records, running
 from streamqd.logs.sink import Sink
 
 __all__ = [
     "EVENTS",
     "Episode",
-    "Handled",
     "Limit",
+    "LoggedBatch",
+    "LoggedMessage",
     "Once",
     "Output",
-    "Several",
-    "assume",
     "bad_value",
     "bad_values",
     "close",
@@ -46,6 +45,7 @@ __all__ = [
     "mark_records",
     "output_of_handlers",
     "running",
+    "set_role",
     "setup",
     "stack",
     "verbose",
@@ -95,10 +95,10 @@ def stack(text: str, child: int, **where: object) -> None:
 
 def bad_value(error: InvalidValueError, **where: object) -> None:
     """Log an unexpected value in Redis, and its key and field."""
-    _log("redis.bad_value", logging.WARNING, {**_fields_of(error), **where})
+    _log("redis.bad_value", logging.WARNING, {**_bad_value_fields(error), **where})
 
 
-def _fields_of(error: InvalidValueError) -> dict[str, object]:
+def _bad_value_fields(error: InvalidValueError) -> dict[str, object]:
     """Return the log fields that describe a bad value."""
     return {
         "key": error.key[:200],
@@ -224,7 +224,7 @@ class Once:
 
         `found` must contain all current ones.
         """
-        self.report({(each.key, each.field): _fields_of(each) for each in found})
+        self.report({(each.key, each.field): _bad_value_fields(each) for each in found})
 
 
 def _log(
@@ -257,7 +257,7 @@ def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -
     _LOGGER.setLevel(level.upper())
     _LOGGER.propagate = False
     _interpreter.set_hooks(Output(handler))
-    assume(role)
+    set_role(role)
 
 
 def is_json(style: str, fd: int = 2) -> bool:
@@ -266,7 +266,7 @@ def is_json(style: str, fd: int = 2) -> bool:
     return style == "json" or (style == "auto" and not _is_terminal(fd))
 
 
-def assume(role: str) -> None:
+def set_role(role: str) -> None:
     """Set the role that this process shows in its lines, such as `supervisor`.
 
     A forked child sets its own role. This call also opens the child's own descriptor, before user

@@ -18,7 +18,7 @@ CONTEXT = ("topic", "partition", "group", "uid", "attempt", "trace_id", "span_id
 """Attributes of a record, in the order in which lines show them. `handler` is never shown."""
 
 
-class Handled(Protocol):
+class LoggedMessage(Protocol):
     """The fields that a log record takes from the message that is being handled."""
 
     @property
@@ -27,10 +27,10 @@ class Handled(Protocol):
     def attempt(self) -> int: ...
 
 
-class Several:
+class LoggedBatch:
     """The messages of one batch, represented by the first and last uid and the highest attempt."""
 
-    def __init__(self, messages: Sequence[Handled]) -> None:
+    def __init__(self, messages: Sequence[LoggedMessage]) -> None:
         self._messages = messages
 
     @property
@@ -48,12 +48,12 @@ class Current:
     __slots__ = ("message",)
 
     def __init__(self) -> None:
-        self.message: Handled | None = None
+        self.message: LoggedMessage | None = None
 
 
 current = Current()
 
-running: ContextVar[Handled | None] = ContextVar("running", default=None)
+running: ContextVar[LoggedMessage | None] = ContextVar("running", default=None)
 """The message that this coroutine or thread is handling, for workers that handle several."""
 
 
@@ -91,7 +91,7 @@ def mark_records(
     logging.setLogRecordFactory(factory)
 
 
-def _uid_and_attempt(message: Handled | None) -> tuple[str | None, int | None]:
+def _uid_and_attempt(message: LoggedMessage | None) -> tuple[str | None, int | None]:
     if message is None:
         return None, None
     try:

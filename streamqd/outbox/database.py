@@ -248,7 +248,7 @@ class Database:
             advice = opened.refusal(error)
             name = f"outbox {self.table.name}"
             if advice is None:
-                text = f"the database of {name} did not answer ({drivers.text_of(error)})"
+                text = f"the database of {name} did not answer ({drivers.error_text(error)})"
                 raise DatabaseUnavailableError(text) from error
             text = drivers.refused_text(f"the database of {name} returned an error", error, advice)
             raise DatabaseResponseError(text) from error

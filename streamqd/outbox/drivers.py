@@ -61,10 +61,10 @@ def open_connection(
 
 def refused_text(what: str, error: Exception, advice: str) -> str:
     """Return the text to report when a database has returned an error."""
-    return f"{what} ({text_of(error)})" + (f"; {advice}" if advice else "")
+    return f"{what} ({error_text(error)})" + (f"; {advice}" if advice else "")
 
 
-def text_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of a driver's error on a single line, with passwords masked."""
     detail = error.args[1] if len(error.args) == 2 else error  # MySQL has a number and a text
     line = " ".join(str(detail).split())
@@ -73,7 +73,7 @@ def text_of(error: Exception) -> str:
 
 def _missing(what: str, package: str, error: ImportError) -> DatabaseResponseError:
     return DatabaseResponseError(
-        f"{what} needs the package {package}, which cannot be imported ({text_of(error)}); run"
+        f"{what} needs the package {package}, which cannot be imported ({error_text(error)}); run"
         f" {extras.hint('outbox')}"
     )
 
@@ -154,7 +154,7 @@ def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened
         )
         connection.execute(_DURABLE)
     except psycopg.Error as error:
-        raise _postgresql_login(text_of(error)) from error
+        raise _postgresql_login(error_text(error)) from error
 
     class Raw(psycopg.adapt.Loader):
         """A loader that returns values undecoded."""
@@ -263,7 +263,9 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
     except (pymysql.MySQLError, OSError) as error:
         advice = _mysql_refusal(error)
         if advice is None:
-            raise DatabaseUnavailableError(f"MySQL cannot be reached ({text_of(error)})") from error
+            raise DatabaseUnavailableError(
+                f"MySQL cannot be reached ({error_text(error)})"
+            ) from error
         raise DatabaseResponseError(
             refused_text("MySQL rejected the login", error, advice)
         ) from error
@@ -323,7 +325,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
         advice = _sqlite_refusal(error)
         text = f"SQLite cannot open {escape_unprintable(str(path))}"
         if advice is None:
-            raise DatabaseUnavailableError(f"{text} ({text_of(error)})") from error
+            raise DatabaseUnavailableError(f"{text} ({error_text(error)})") from error
         raise DatabaseResponseError(refused_text(text, error, advice)) from error
     errors = (sqlite3.Error, _FileReplacedError)
     return Opened(SQLITE, connection, errors, _sqlite_refusal, _watching(path))

@@ -33,7 +33,7 @@ _SPACE = {
 }
 
 
-def table_of(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState:
+def inspect_table(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState:
     """Read the tables of an outbox.
 
     The result also reports problems with the URL or the database.

@@ -13,7 +13,7 @@ from streamqd.errors import ConfigError, RequestRefusedError
 from streamqd.outbox import adapters
 from streamqd.outbox.rows import SentRow, encode
 from streamqd.outbox.table import TABLE, check_name
-from streamqd.producer.encoding import Outgoing, check_topic, envelope_of, to_encoded
+from streamqd.producer.encoding import Outgoing, check_topic, to_encoded, to_envelope
 from streamqd.store.topics import PARTITIONS_MAX
 
 
@@ -126,7 +126,7 @@ class Outbox:
             raise ValueError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
         if span is not None:
             item = item._replace(headers=span.headers(item.headers))
-        message = to_encoded(envelope_of(item, self._max_bytes))
+        message = to_encoded(to_envelope(item, self._max_bytes))
         if message.partition is not None and not 0 <= message.partition < PARTITIONS_MAX:
             raise RequestRefusedError(
                 f"partition {message.partition} of topic {topic} is out of range; pass 0 to"

@@ -105,7 +105,7 @@ def new_uid(unix_ms: int) -> str:
     return f"{high | 7 << 76 | (chance >> 68) << 64 | 2 << 62 | chance & (1 << 62) - 1:032x}"
 
 
-def unix_ms_of(uid: str) -> int:
+def uid_unix_ms(uid: str) -> int:
     """Return the time in a uid, in unix ms on the sender's clock. Accepts any 32 hex digits."""
     return int(uid[:12], 16)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.database import Database
-from streamqd.outbox.drivers import text_of
+from streamqd.outbox.drivers import error_text
 from streamqd.outbox.rows import OutboxRow
 from streamqd.outbox.table import DEAD_KINDS, KINDS
 from streamqd.words import escape_unprintable
@@ -129,7 +129,7 @@ def create(database: Database, *, notify: bool = True) -> None:
         database.run_all(database.table.create(notify=notify))
     except DatabaseResponseError as error:
         cause = error.__cause__
-        detail = text_of(cause) if isinstance(cause, Exception) else str(error)
+        detail = error_text(cause) if isinstance(cause, Exception) else str(error)
         raise DatabaseResponseError(
             f"table {database.table.name} was not created ({detail}); run the output of"
             " `streamqd outbox create --sql` as its owner"

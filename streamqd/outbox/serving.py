@@ -19,7 +19,7 @@ LINK_TIMEOUT = 5.0
 ALIVE_SECONDS = 1.0  # seconds between two heartbeats to the supervisor
 
 
-def relay_of(
+def build_relay(
     outbox: OutboxSettings, settings: Settings, *, stop_fd: int, stopping: Callable[[], bool]
 ) -> Relay:
     """Build a relay without connecting. `settings` must be the daemon's resolved settings.
@@ -38,7 +38,7 @@ def relay_of(
 
 def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) -> int:
     """Run a relay until the supervisor requests its exit. Return the exit code."""
-    logs.assume("outbox")
+    logs.set_role("outbox")
     alive_at = 0.0
 
     def stopping() -> bool:
@@ -50,7 +50,7 @@ def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) ->
                 control.send(b"!", socket.MSG_DONTWAIT)
         return _must_quit(control)
 
-    return relay_of(outbox, settings, stop_fd=control.fileno(), stopping=stopping).run()
+    return build_relay(outbox, settings, stop_fd=control.fileno(), stopping=stopping).run()
 
 
 def _must_quit(control: socket.socket) -> bool:

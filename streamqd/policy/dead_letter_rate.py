@@ -9,7 +9,7 @@ from typing import NamedTuple
 class DeadLetterRateMemory(NamedTuple):
     """The state of the count, which the next worker of a partition takes over."""
 
-    deaths: int = 0  # number of dead letters in the window
+    dead_letter_count: int = 0  # number of dead letters in the window
     since: float = 0.0  # time of the oldest of these
     settled: int = 0  # number of messages that were settled by that time
 
@@ -35,13 +35,15 @@ class DeadLetterRate:
         # For dead letters of earlier workers, only the time of the oldest one is known, so all of
         # them leave the window at the same time.
         oldest = (memory.since, memory.settled)
-        self._deaths = deque([oldest] * memory.deaths, maxlen=dead_letters)
+        self._dead_letters = deque([oldest] * memory.dead_letter_count, maxlen=dead_letters)
 
     @property
     def memory(self) -> DeadLetterRateMemory:
         """The state that the next worker of this partition takes over."""
         return (
-            DeadLetterRateMemory(len(self._deaths), *self._deaths[0]) if self._deaths else NOTHING
+            DeadLetterRateMemory(len(self._dead_letters), *self._dead_letters[0])
+            if self._dead_letters
+            else NOTHING
         )
 
     def record_dead_letter(self, now: float, settled: int) -> bool:
@@ -50,12 +52,12 @@ class DeadLetterRate:
         After a flood, the count starts again from 0. `settled` is the number of messages settled so
         far, including this one.
         """
-        deaths = self._deaths
-        deaths.append((now, settled))
-        while now - deaths[0][0] > self._window:
-            deaths.popleft()
-        among = max(1, settled - deaths[0][1] + 1)
-        flood = len(deaths) == deaths.maxlen and len(deaths) >= self._share * among
+        recent = self._dead_letters
+        recent.append((now, settled))
+        while now - recent[0][0] > self._window:
+            recent.popleft()
+        among = max(1, settled - recent[0][1] + 1)
+        flood = len(recent) == recent.maxlen and len(recent) >= self._share * among
         if flood:
-            deaths.clear()
+            recent.clear()
         return flood

@@ -22,7 +22,7 @@ def fingerprint(error_type: str, frame: str, handler: str) -> str:
     """Return the fingerprint of a failure. The command `dlq stats` groups dead letters by it.
 
     `error_type` is the class of the exception with its module, or the way in which the process
-    died. `frame` is the result of `innermost`, `file:function` or ''. `handler` is
+    died. `frame` is the result of `innermost_frame`, `file:function` or ''. `handler` is
     `module:function`.
     """
     raw = f"{error_type}|{frame}|{handler}"
@@ -30,7 +30,7 @@ def fingerprint(error_type: str, frame: str, handler: str) -> str:
     return hashlib.sha256(raw.encode("utf-8", "backslashreplace")).hexdigest()[:LENGTH]
 
 
-def innermost(frames: Iterable[tuple[str, str]]) -> str:
+def innermost_frame(frames: Iterable[tuple[str, str]]) -> str:
     """Return `file:function` of the innermost frame that is user code.
 
     If there is no user code, return that of the innermost frame, or '' if there are no frames. Each
@@ -44,11 +44,11 @@ def innermost(frames: Iterable[tuple[str, str]]) -> str:
     return found
 
 
-def frame_of(traceback: str) -> str:
-    """Return the innermost frame of user code in the text of a traceback, as `innermost` does."""
+def innermost_user_frame(traceback: str) -> str:
+    """Return the innermost frame of user code in the text of a traceback, or ''."""
     # The text starts with the causes of the exception, and the exception itself comes last.
     last = traceback.rpartition("Traceback (most recent call last):")[2]
-    return innermost((found[1], found[2]) for found in _FRAME.finditer(last))
+    return innermost_frame((found[1], found[2]) for found in _FRAME.finditer(last))
 
 
 def dead_letter_fingerprint(fields: Mapping[bytes, bytes]) -> str:
@@ -66,4 +66,4 @@ def dead_letter_fingerprint(fields: Mapping[bytes, bytes]) -> str:
     if recorded:
         return recorded
     kind = text(b"errorClass") or text(b"signal") or text(b"reason")
-    return fingerprint(kind, frame_of(text(b"traceback")), text(b"handler"))
+    return fingerprint(kind, innermost_user_frame(text(b"traceback")), text(b"handler"))

@@ -20,7 +20,7 @@ from streamqd.config.values import Size
 from streamqd.errors import RedisUnavailableError
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
-from streamqd.producer.encoding import Envelope, Outgoing, outgoing_of
+from streamqd.producer.encoding import Envelope, Outgoing, to_outgoing
 from streamqd.producer.options import ProducerOptions, parse_options
 from streamqd.producer.producer import note_written, split_results
 from streamqd.producer.send_buffer import SendBuffer
@@ -112,7 +112,7 @@ class AsyncProducer:
         if self._sender.spans is None:
             return await self._send_many(topic, items)
         with self._sender.spans.start(topic) as span:
-            ids = await self._send_many(topic, map(span.carry(outgoing_of), items))
+            ids = await self._send_many(topic, map(span.carry(to_outgoing), items))
             span.sent_many(len(ids))
             return ids
 

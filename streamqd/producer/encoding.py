@@ -55,7 +55,7 @@ class Outgoing(NamedTuple):
     dedup_id: str | None = None
 
 
-def outgoing_of(item: Any) -> Outgoing:
+def to_outgoing(item: Any) -> Outgoing:
     """Return an item of `send_many` as an `Outgoing`."""
     return item if isinstance(item, Outgoing) else Outgoing(item)
 
@@ -90,16 +90,16 @@ Envelope = Encoded | bytes
 def to_encoded(envelope: Envelope) -> Encoded:
     """Return a message as an Encoded, even if it is represented by its payload."""
     if isinstance(envelope, bytes):
-        return Encoded([_PAYLOAD, envelope], size_of(envelope))
+        return Encoded([_PAYLOAD, envelope], envelope_size(envelope))
     return envelope
 
 
-def size_of(envelope: Envelope) -> int:
+def envelope_size(envelope: Envelope) -> int:
     """Return the size of a message: the bytes of its field names and values."""
     return len(_PAYLOAD) + len(envelope) if isinstance(envelope, bytes) else envelope.size
 
 
-def envelope_of(item: Any, max_bytes: int) -> Envelope:
+def to_envelope(item: Any, max_bytes: int) -> Envelope:
     """Encode a message, which is an `Outgoing` or a plain value.
 
     Raises MessageTooLargeError, TypeError, ValueError.
@@ -110,7 +110,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
         payload = value if type(value) is bytes else _encode_value(value)
         if len(payload) <= max_bytes:
             return payload
-        item = Outgoing(payload)  # `fields_of` raises the error
+        item = Outgoing(payload)  # `encode_fields` raises the error
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
         raise TypeError(f"dedup_id must be a string, not {item.dedup_id!r}")
     if item.dedup_id == "":
@@ -123,7 +123,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
         raise TypeError(f"partition must be an integer, not {item.partition!r}")
     if item.delay is not None and item.at is not None:
         raise ValueError("delay= cannot be used with at=")
-    fields = fields_of(item, max_bytes)
+    fields = encode_fields(item, max_bytes)
     delay = None if item.delay is None else _seconds("delay", item.delay)
     at_unix_ms = None if item.at is None else _unix_ms("at", item.at)
     return Encoded(
@@ -138,7 +138,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
     )
 
 
-def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
+def encode_fields(item: Outgoing, max_bytes: int) -> list[bytes]:
     """Encode an item as the names and values of its entry.
 
     Raises MessageTooLargeError, TypeError, ValueError.
@@ -186,7 +186,7 @@ def batches(
             if type(envelope) is bytes:  # the result of the two calls, at a fraction of the cost
                 own, taken = "plain", len(_PAYLOAD) + len(envelope)
             else:
-                own, taken = kind_of(envelope), size_of(envelope)
+                own, taken = envelope_kind(envelope), envelope_size(envelope)
             if own != kind and batch:
                 yield batch
                 batch, held = [], 0
@@ -210,7 +210,7 @@ def check_topic(topic: object) -> None:
         raise TypeError(f"a topic must be a string, not {topic!r}")
 
 
-def kind_of(envelope: Envelope) -> str:
+def envelope_kind(envelope: Envelope) -> str:
     """Return the kind: `plain`, `deduplicated` or `scheduled`. A transaction has only one kind."""
     if isinstance(envelope, bytes):
         return "plain"

@@ -16,7 +16,7 @@ from streamqd.errors import (
 )
 from streamqd.model import Uid
 from streamqd.producer.chunk import Result
-from streamqd.producer.encoding import Outgoing, outgoing_of
+from streamqd.producer.encoding import Outgoing, to_outgoing
 from streamqd.producer.options import ProducerOptions
 from streamqd.producer.sender import Sender
 
@@ -152,7 +152,7 @@ class Producer:
         if self._sender.spans is None:
             return self._send_many(topic, items)
         with self._sender.spans.start(topic) as span:
-            ids = self._send_many(topic, map(span.carry(outgoing_of), items))
+            ids = self._send_many(topic, map(span.carry(to_outgoing), items))
             span.sent_many(len(ids))
             return ids
 
@@ -184,7 +184,7 @@ class Producer:
             return
         with self._sender.spans.start(topic) as span:
             count = 0
-            for ids in self._send_chunks(topic, map(span.carry(outgoing_of), items)):
+            for ids in self._send_chunks(topic, map(span.carry(to_outgoing), items)):
                 count += len(ids)
                 span.sent_many(count)
                 yield ids
@@ -258,7 +258,7 @@ def note_written(error: Exception, ids: list[Uid]) -> None:
 
 
 def _with_delay(item: Any, delay: float) -> Outgoing:
-    outgoing = outgoing_of(item)
+    outgoing = to_outgoing(item)
     if outgoing.delay is None and outgoing.at is None:
         return outgoing._replace(delay=delay)
     return outgoing

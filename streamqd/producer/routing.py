@@ -205,7 +205,7 @@ class Router:
 
     def _warn_of_another_count(self, topic: str, count: int) -> None:
         stated = self._settings.topics.get(topic)
-        if stated and "partitions" in stated.stated and stated.partitions != count:
+        if stated and "partitions" in stated.explicit and stated.partitions != count:
             _log.warning(
                 "topic %s has %d partitions; the configured %d do not change that",
                 topic,

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from streamqd.errors import RedisUnavailableError, RequestRefusedError
 from streamqd.producer.chunk import Chunk, EarlierChunks, Result
-from streamqd.producer.encoding import Envelope, check_topic, kind_of, size_of
+from streamqd.producer.encoding import Envelope, check_topic, envelope_kind, envelope_size
 from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender, forget_in_children
 
 _log = logging.getLogger("streamqd.producer")
@@ -107,7 +107,7 @@ class SendBuffer(Generic[T]):
         An empty buffer accepts a batch of any size. Raises RequestRefusedError after `close`.
         """
         check_topic(topic)
-        size = sum(map(size_of, envelopes))
+        size = sum(map(envelope_size, envelopes))
         with self._changed:
             if self._closed:
                 raise RequestRefusedError("the producer is closed")
@@ -250,7 +250,7 @@ class SendBuffer(Generic[T]):
                 bundle[0].topic, [batch.envelopes for batch in claimed], since
             )
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
-            self._answer([(batch, [_error_of(raised)]) for batch in claimed])
+            self._answer([(batch, [_to_exception(raised)]) for batch in claimed])
             return
         self._waiting[chunk] = dict(enumerate(claimed))
         self._attempt(chunk)
@@ -279,7 +279,7 @@ class SendBuffer(Generic[T]):
         try:
             self._sender.attempt(chunk, self._earlier_chunks.get(chunk.topic))
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
-            chunk.fail(_error_of(raised))
+            chunk.fail(_to_exception(raised))
         self._settle(chunk)
         if chunk in self._waiting:
             self._note_waiting(chunk)
@@ -310,7 +310,7 @@ class SendBuffer(Generic[T]):
             self._room.notify_all()
 
 
-def _error_of(raised: BaseException) -> Exception:
+def _to_exception(raised: BaseException) -> Exception:
     # A partitioner that calls sys.exit makes only its own message fail.
     return raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
 
@@ -325,7 +325,7 @@ def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]
         count = size = 0
         kind = ""
         for batch in topic_batches:
-            own = kind_of(batch.envelopes[0])
+            own = envelope_kind(batch.envelopes[0])
             count, size = count + len(batch.envelopes), size + batch.size
             if own != kind or count > CHUNK_COUNT or size > CHUNK_BYTES:
                 bundles.append([])

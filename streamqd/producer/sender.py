@@ -40,9 +40,9 @@ from streamqd.producer.encoding import (
     Envelope,
     batches,
     check_topic,
-    envelope_of,
-    kind_of,
+    envelope_kind,
     to_encoded,
+    to_envelope,
 )
 from streamqd.producer.options import parse_options
 from streamqd.producer.routing import Partitioner, Router
@@ -120,7 +120,7 @@ class Sender:
         self._window: float = options["dedup_window"]
         # Encodes an `Outgoing` or a plain value, without using the connection or any state.
         self.encode: Callable[[Any], Envelope] = functools.partial(
-            envelope_of, max_bytes=settings.daemon.max_message_bytes
+            to_envelope, max_bytes=settings.daemon.max_message_bytes
         )
         self._timeout: float = options["timeout"]
         try:
@@ -231,7 +231,7 @@ class Sender:
 
     def _can_append_directly(self, envelope: Envelope) -> bool:
         usual = self._connection.connected and not self._writer.spread
-        return usual and kind_of(envelope) == "plain"
+        return usual and envelope_kind(envelope) == "plain"
 
     def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
         """Write the messages of a batch in one transaction, and wait for room.
@@ -513,7 +513,7 @@ class Sender:
 
         Messages for the same partition share one call, unless each needs its own keys.
         """
-        if kind_of(chunk.envelopes[0]) == "plain":
+        if envelope_kind(chunk.envelopes[0]) == "plain":
             places: dict[int, list[int]] = {}
             for at, partition in enumerate(chunk.partitions):
                 places.setdefault(partition, []).append(at)

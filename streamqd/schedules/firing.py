@@ -152,7 +152,7 @@ class Firer:
             schedule = known.get(row.name)
             if schedule is None:
                 continue
-            if record.partition_of(schedule, count) != place[1]:
+            if record.choose_partition(schedule, count) != place[1]:
                 self._move(place, schedule, count)
                 continue
             offset = offset_ms(schedule)
@@ -161,7 +161,7 @@ class Firer:
                 # Only the last step has no following tick, so `expected` is never None here.
                 assert expected is not None
                 following = None if step.following is None else step.following + offset
-                fields = [] if step.tick is None else record.message_of(schedule, step.tick)
+                fields = [] if step.tick is None else record.message_fields(schedule, step.tick)
                 tick = DueTick(
                     schedule.name, row.hash, expected, step.tick, following, step.skipped, fields
                 )
@@ -296,7 +296,7 @@ class Firer:
 
     def _move(self, place: TopicPartition, schedule: Schedule, count: int) -> None:
         """Move a schedule to the partition of its key after the topic has grown."""
-        partition = record.partition_of(schedule, count)
+        partition = record.choose_partition(schedule, count)
         entry = calls.index(self._store, [schedule.name]).get(schedule.name)
         if partition >= count or not isinstance(entry, IndexLine) or entry.place[0] != place[0]:
             return
@@ -306,7 +306,7 @@ class Firer:
 
 def _parse_due(row: DueSchedule, raw: bytes | None) -> Schedule:
     text = untrusted.label(raw or b"")
-    if record.hash_of(text) != row.hash:
+    if record.hash_specification(text) != row.hash:
         raise ValueError("it does not match its hash")
     schedule = record.read(text)
     if schedule.name.encode() != row.name:

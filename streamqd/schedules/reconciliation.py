@@ -67,7 +67,9 @@ class Reconciler:
         self._store = store
         self._isolate = isolate
         self._declared = [Declaration(each, fleet, FILE, since_unix_ms) for each in schedules]
-        self._hashes = {each.name: record.hash_of(record.text_of(each)) for each in schedules}
+        self._hashes = {
+            each.name: record.hash_specification(record.serialize(each)) for each in schedules
+        }
         self._settings = settings
         self._create = True
         self._refused: dict[str, str] = {}
@@ -181,7 +183,7 @@ def _read_or_log(topic: str, do: Callable[..., T], /, *args: object) -> T | None
 
 def _place(schedule: Schedule, count: int) -> TopicPartition:
     """Return the place of a schedule in a topic of `count` partitions. A count of 0 counts as 1."""
-    return schedule.topic, record.partition_of(schedule, max(count, 1))
+    return schedule.topic, record.choose_partition(schedule, max(count, 1))
 
 
 def find_name_conflict(each: Declaration, entry: IndexLine | InvalidValueError) -> str:
@@ -203,13 +205,13 @@ def declare(
     now = server_unix_ms(store)
     built = []
     for each, before in zip(some, known, strict=True):
-        text = record.text_of(each.schedule)
+        text = record.serialize(each.schedule)
         built.append(
             calls.declare(
                 store.keys,
                 place,
                 each.name,
-                record.hash_of(text),
+                record.hash_specification(text),
                 text,
                 origin=each.origin,
                 since_unix_ms=each.since_unix_ms,
@@ -258,8 +260,8 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
         place = entry.place  # finish the earlier move first
     store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
     [before] = read_stored(store, [(each.name, origin)])
-    text = record.text_of(each.schedule)
-    digest = record.hash_of(text)
+    text = record.serialize(each.schedule)
+    digest = record.hash_specification(text)
     same = before is not None and before.hash == digest
     now = server_unix_ms(store)
     due = before.due_unix_ms if same and before else next_due(each.schedule, now, before)
@@ -334,7 +336,7 @@ def _may_move(store: Store, each: Declaration, before: StoredSchedule) -> bool:
 
     The rule is the same as in schedule_declare.
     """
-    if before.hash == record.hash_of(record.text_of(each.schedule)):
+    if before.hash == record.hash_specification(record.serialize(each.schedule)):
         return True
     if before.origin != each.origin:
         return False

@@ -12,19 +12,19 @@ from streamqd.config.problems import Problems
 from streamqd.config.reading import TableReader
 from streamqd.config.reference import plain
 from streamqd.config.schedules import Schedule, check_schedule
-from streamqd.config.setting import settings_of
+from streamqd.config.setting import section_settings
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.schedules.ticks import format_tick
 
 
-def text_of(schedule: Schedule) -> str:
+def serialize(schedule: Schedule) -> str:
     """Return the specification of a schedule as JSON. Equal schedules have equal specifications."""
-    settings = settings_of(Schedule)
+    settings = section_settings(Schedule)
     stated = {name: plain(setting, getattr(schedule, name)) for name, setting in settings.items()}
     return json.dumps(stated, ensure_ascii=False, separators=(",", ":"))
 
 
-def hash_of(text: str) -> str:
+def hash_specification(text: str) -> str:
     """Return the hash of a specification, by which specifications are compared."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -48,12 +48,12 @@ def read(text: str) -> Schedule:
 
 @functools.cache
 def _defaults() -> dict[str, object]:
-    """Return the default values of the optional settings in the form that `text_of` writes."""
+    """Return the default values of the optional settings in the form that `serialize` writes."""
     some = Schedule("", "")
     named = {each.name for each in fields(Schedule) if each.default is not MISSING}
     return {
         name: plain(setting, getattr(some, name))
-        for name, setting in settings_of(Schedule).items()
+        for name, setting in section_settings(Schedule).items()
         if name in named
     }
 
@@ -75,22 +75,22 @@ def build(given: object) -> Schedule:
     return schedule
 
 
-def partition_of(schedule: Schedule, count: int) -> int:
+def choose_partition(schedule: Schedule, count: int) -> int:
     """Return the partition to which a schedule sends, in a topic of `count` partitions.
 
     If the result is `count` or more, the configured partition does not exist.
     """
     if schedule.partition is not None:
         return schedule.partition
-    return crc32_partition(key_of(schedule), count)
+    return crc32_partition(message_key(schedule), count)
 
 
-def key_of(schedule: Schedule) -> bytes:
+def message_key(schedule: Schedule) -> bytes:
     """Return the key of the schedule's messages, which is its name by default."""
     return (schedule.key or schedule.name).encode()
 
 
-def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
+def message_fields(schedule: Schedule, tick: int) -> list[str | bytes]:
     """Return the fields of the message for one tick, as alternating names and values."""
     payload = schedule.payload
     if payload.lstrip().startswith('"'):  # a JSON string is sent without its quotes
@@ -99,5 +99,5 @@ def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
     headers = f'{{"x-schedule":"{schedule.name}","x-scheduled-for":"{format_tick(tick)}"}}'
     fields: list[str | bytes] = ["payload", payload.encode()]
     if schedule.partition is None:
-        fields += ("key", key_of(schedule))
+        fields += ("key", message_key(schedule))
     return [*fields, "headers", headers]

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from cronsim import CronSim
 
-from streamqd.config.schedules import ALL, LAST_UNIX_MS, SKIP, Schedule, zone_of
+from streamqd.config.schedules import ALL, LAST_UNIX_MS, SKIP, Schedule, load_timezone
 
 CATCH_UP_MAX = 100  # maximum number of missed ticks that `misfire = "all"` sends
 COUNTED_MAX = 1_000  # number up to which the skipped ticks of a cron expression are counted
@@ -76,7 +76,7 @@ def _cron_ticks(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
     When a local time is skipped or repeated, cronsim yields the same time again, or a time before
     the start. Such times are left out, so that ticks only increase.
     """
-    begin = datetime.fromtimestamp(after_unix_ms // 1000, zone_of(zone))
+    begin = datetime.fromtimestamp(after_unix_ms // 1000, load_timezone(zone))
     last = after_unix_ms
     for found in CronSim(cron, begin):
         tick = round(found.timestamp() * 1000)

@@ -11,7 +11,7 @@ from streamqd import config
 from streamqd.errors import RequestRefusedError, TopicNotFoundError
 from streamqd.model import TopicPartition
 from streamqd.policy.partitioning import crc32_partition, round_robin_partition
-from streamqd.producer.encoding import Outgoing, fields_of
+from streamqd.producer.encoding import Outgoing, encode_fields
 from streamqd.spark.options import WriteOptions
 from streamqd.spark.streams import keys_for, persist
 from streamqd.store import topics
@@ -54,7 +54,7 @@ def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
             raise ValueError(f"streamq: a row has no value in {options.id_column}")
         raw_key = key.encode() if isinstance(key, str) else key
         item = Outgoing(b"" if value is None else value, raw_key, _headers(headers))
-        fields = fields_of(item, options.max_message_bytes)
+        fields = encode_fields(item, options.max_message_bytes)
         for extra, raw in more or ():
             if extra not in _OWN_FIELDS:
                 fields += (extra.encode(), raw or b"")

@@ -159,7 +159,7 @@ class Watcher:
         folders, since = sorted(self._folders), self._since_unix_ns
 
         def run(control: socket.socket) -> int:
-            logs.assume("watcher")
+            logs.set_role("watcher")
             edits.watch([config], folders, since)
             return _serve(edits, control)
 

@@ -145,7 +145,7 @@ class WorkerPool:
         settings, consumer, slot = self.settings, partition.consumer, partition.slot
 
         def run(control: socket.socket) -> int:
-            logs.assume("worker")
+            logs.set_role("worker")
             return run_worker(grant, settings, consumer, slot, control)
 
         try:
@@ -292,7 +292,7 @@ class WorkerPool:
         board, settings = self.board, self.settings
 
         def run(control: socket.socket) -> int:
-            logs.assume("housekeeper")
+            logs.set_role("housekeeper")
             code = housekeeper.run(board, settings, control)
             # The housekeeper may notice the supervisor's death before the kernel sends its signal.
             if process.is_orphaned(control):

@@ -45,7 +45,7 @@ class KilledRuns:
         self._seen: dict[Path, float] = {}  # files, and the time at which each was found first
         self._worker: threading.Thread | None = None
         self._export: Callable[[list[dict[str, Any]], str, str], bool] | None = None
-        self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
+        self._episode = logs.Episode("telemetry.failed", "telemetry.recovered")
 
     def note(self, message: bytes) -> None:
         """Store the exit that a message from the supervisor reports."""
@@ -93,9 +93,9 @@ class KilledRuns:
                     with contextlib.suppress(OSError):
                         path.unlink()
         if problem:
-            self._trouble.log_failure(error=problem)
+            self._episode.log_failure(error=problem)
         elif ready:
-            self._trouble.log_recovery()
+            self._episode.log_recovery()
 
     def _export_file(self, pid: int, path: Path) -> None:
         """Export the spans in a file, and then delete the file."""

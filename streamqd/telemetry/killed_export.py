@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from streamqd.telemetry.propagation import context_of
+from streamqd.telemetry.propagation import parse_traceparent
 from streamqd.telemetry.provider import SCOPE, exporter, resource
 from streamqd.telemetry.run_file import RunFileError
 from streamqd.version import __version__
@@ -42,7 +42,7 @@ def exporting(instance: str) -> Callable[[list[dict[str, Any]], str, str], bool]
 
 
 def _span(record: dict[str, Any], kind: str, how: str, of: Resource) -> ReadableSpan:
-    context = context_of(record["span"])
+    context = parse_traceparent(record["span"])
     if not context.is_valid:
         raise ValueError("it names no span")
     return ReadableSpan(
@@ -52,7 +52,7 @@ def _span(record: dict[str, Any], kind: str, how: str, of: Resource) -> Readable
         resource=of,
         attributes={**record["attributes"], "error.type": kind},
         links=[
-            trace.Link(context_of(reference), attributes)
+            trace.Link(parse_traceparent(reference), attributes)
             for reference, attributes in record["links"]
         ],
         kind=trace.SpanKind.CONSUMER,
@@ -64,7 +64,7 @@ def _span(record: dict[str, Any], kind: str, how: str, of: Resource) -> Readable
 
 
 def _parent(reference: str) -> trace.SpanContext | None:
-    found = context_of(reference)
+    found = parse_traceparent(reference)
     return found if found.is_valid else None
 
 

@@ -11,7 +11,7 @@ def message_place(message: Message) -> bytes:
     return messages.entry_place(message.id_bytes, retried=message._retried)  # noqa: SLF001 - ours
 
 
-def headers_of(message: Message) -> dict[str, str]:
+def string_headers(message: Message) -> dict[str, str]:
     """Return the headers whose values are strings, or {} if the headers are not a JSON object."""
     try:
         headers = message.headers

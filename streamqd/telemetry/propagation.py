@@ -8,7 +8,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
 from streamqd.message import LAST_RUN, RUN_REFERENCE, Message, has_field
-from streamqd.telemetry.messages import headers_of
+from streamqd.telemetry.messages import string_headers
 
 TRACEPARENT = "traceparent"
 # Matches an unsampled context in the JSON of the headers, in which the last bit of the flags is 0.
@@ -22,12 +22,12 @@ USUAL_FLAGS = slice(69, 72)
 USUAL_UNSAMPLED = frozenset({b'00"', b'02"'})  # 02 means that the trace ID is random
 
 
-def reference_of(context: trace.SpanContext) -> str:
+def to_traceparent(context: trace.SpanContext) -> str:
     """Return a span context in the format of a `traceparent` header."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
 
 
-def context_of(reference: str) -> trace.SpanContext:
+def parse_traceparent(reference: str) -> trace.SpanContext:
     """Return the span context of a `traceparent` value.
 
     It is invalid if the value cannot be parsed.
@@ -50,7 +50,7 @@ def is_unsampled(message: Message) -> bool:
 
 def extract_context(message: Message) -> Context:
     """Return the context that the headers carry: the span of the send, and any baggage."""
-    return propagate.extract(headers_of(message), Context())
+    return propagate.extract(string_headers(message), Context())
 
 
 def previous_run(message: Message) -> trace.SpanContext:
@@ -60,4 +60,4 @@ def previous_run(message: Message) -> trace.SpanContext:
     """
     if not has_field(message, LAST_RUN):
         return trace.INVALID_SPAN_CONTEXT
-    return context_of(message.fields[LAST_RUN].decode("ascii", "replace"))
+    return parse_traceparent(message.fields[LAST_RUN].decode("ascii", "replace"))

@@ -33,11 +33,11 @@ from streamqd.telemetry.propagation import (
     USUAL_FLAGS,
     USUAL_START,
     USUAL_UNSAMPLED,
-    context_of,
     extract_context,
     is_unsampled,
+    parse_traceparent,
     previous_run,
-    reference_of,
+    to_traceparent,
 )
 from streamqd.telemetry.provider import flush, new_provider, server_attributes, tracer
 from streamqd.telemetry.run_file import BATCH_CELL_BYTES, CELL_BYTES, NO_CELL, RunFile
@@ -99,14 +99,14 @@ class RunSpans:
         self._last: dict[bytes, trace.SpanContext] = {}
         self._threads = threading.local()
         self._ambient = trace.set_span_in_context(_SkippedRun())
-        self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
+        self._episode = logs.Episode("telemetry.failed", "telemetry.recovered")
         self._attach_ambient()
 
     # --- the handler ---
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
         """Return the handler wrapped in a span for each call."""
-        batch = self._batch = loaded.form.batch
+        batch = self._batch = loaded.signature.batch
         try:
             self._file = RunFile(
                 self._state_dir,
@@ -117,7 +117,7 @@ class RunSpans:
         except OSError as error:
             self._file_failed(error)
         function: Any = loaded.function
-        if loaded.form.asynchronous:
+        if loaded.signature.asynchronous:
             wrapped = self._wrap_async(function, batch)
         else:
             wrapped = self._wrap_sync(function, batch)
@@ -208,7 +208,7 @@ class RunSpans:
         except handlers.SoftTimeout:
             raise  # the time limit of a run includes the time to start its span
         except Exception as error:  # noqa: BLE001 - samplers and propagators may be user code
-            self._trouble.log_failure(
+            self._episode.log_failure(
                 assignment=self._assignment, error=f"{type(error).__name__}: {error}"
             )
             return None
@@ -259,7 +259,7 @@ class RunSpans:
         """End the span of a run that returned, unless it returned an error."""
         if os.getpid() != self._pid:
             return  # this is a child process that the handler forked
-        error = None if end is None else handlers.error_of(end)
+        error = None if end is None else handlers.run_error(end)
         if error is not None:
             self._note_error(opened, error)
         else:
@@ -305,7 +305,7 @@ class RunSpans:
             while len(self._last) >= HELD_MAX:
                 del self._last[next(iter(self._last))]  # the message has probably moved elsewhere
             self._last[run.place] = context
-        return reference_of(context)
+        return to_traceparent(context)
 
     def _end(self, opened: OpenRun) -> None:
         opened.span.end(opened.ended_ns or None)
@@ -322,7 +322,7 @@ class RunSpans:
 
     def _file_failed(self, error: OSError) -> None:
         """Log that the run file cannot be used. Only the spans of killed runs are lost."""
-        self._trouble.log_failure(assignment=self._assignment, error=f"{self._state_dir}: {error}")
+        self._episode.log_failure(assignment=self._assignment, error=f"{self._state_dir}: {error}")
 
     # --- the process ---
 
@@ -363,7 +363,7 @@ class _SkippedRun(trace.NonRecordingSpan):
         if not isinstance(message, Message):
             return trace.INVALID_SPAN_CONTEXT
         try:
-            return context_of(message.headers.get(TRACEPARENT, ""))
+            return parse_traceparent(message.headers.get(TRACEPARENT, ""))
         except Exception:  # noqa: BLE001 - the handler may have replaced the headers
             return trace.INVALID_SPAN_CONTEXT
 
@@ -410,10 +410,10 @@ def _record(
     """Return a running span as a record for the run file."""
     parent = getattr(span, "parent", None)
     return {
-        "span": reference_of(span.get_span_context()),
-        "parent": reference_of(parent) if parent is not None else "",
+        "span": to_traceparent(span.get_span_context()),
+        "parent": to_traceparent(parent) if parent is not None else "",
         "name": name,
         "attributes": attributes,
-        "links": [[reference_of(link.context), dict(link.attributes or {})] for link in links],
+        "links": [[to_traceparent(link.context), dict(link.attributes or {})] for link in links],
         "started_ns": started_ns,
     }

@@ -25,7 +25,7 @@ from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Assignment
 from streamqd.telemetry import FailedRun, TelemetryUnavailableError
-from streamqd.telemetry.messages import headers_of, message_place
+from streamqd.telemetry.messages import message_place, string_headers
 
 EVERY_SECONDS = 60.0  # seconds between two reports of one fingerprint
 CAUSES_MAX = 1_000  # limit of stored fingerprints
@@ -47,7 +47,7 @@ class SentryReports:
         # The time of the last report for each fingerprint (seconds, monotonic).
         self._reported: dict[str, float] = {}
         self._traces: dict[bytes, dict[str, Any]] = {}  # traces of failed runs by place
-        self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
+        self._episode = logs.Episode("telemetry.failed", "telemetry.recovered")
         ignore_logger("streamqd")  # otherwise its lines about failed runs would be sent as well
         try:
             rate = float(os.environ[RATE]) if os.environ.get(RATE) else None
@@ -66,16 +66,16 @@ class SentryReports:
         """Return the handler wrapped in a transaction for each call."""
         function: Any = loaded.function
         self._redact = loaded.redact
-        batch = loaded.form.batch
+        batch = loaded.signature.batch
 
-        def transaction_of(given: Any) -> contextlib.AbstractContextManager[Any]:
+        def start_transaction(given: Any) -> contextlib.AbstractContextManager[Any]:
             return self._transaction(given if batch else (given,))
 
-        if loaded.form.asynchronous:
+        if loaded.signature.asynchronous:
 
             @functools.wraps(function)
             async def run(given: Any) -> object:
-                with transaction_of(given):
+                with start_transaction(given):
                     return await function(given)
         else:
 
@@ -86,7 +86,7 @@ class SentryReports:
                 return contextvars.copy_context().run(call, given)
 
             def call(given: Any) -> object:
-                with transaction_of(given):
+                with start_transaction(given):
                     return function(given)
 
         return loaded._replace(function=run)
@@ -100,7 +100,7 @@ class SentryReports:
             except handlers.SoftTimeout:
                 raise
             except Exception as error:  # noqa: BLE001 - the user's hooks, or hostile headers
-                self._trouble.log_failure(
+                self._episode.log_failure(
                     assignment=self._assignment, error=f"{type(error).__name__}: {error}"
                 )
             try:
@@ -118,7 +118,7 @@ class SentryReports:
         for name, value in self._tags(first).items():
             scope.set_tag(name, value)
         transaction = sentry_sdk.continue_trace(
-            headers_of(first), op="queue.process", name=self._handler, source="task"
+            string_headers(first), op="queue.process", name=self._handler, source="task"
         )
         entered.enter_context(sentry_sdk.start_transaction(transaction))
         name = f"process {self._assignment.topic}"
@@ -165,7 +165,7 @@ class SentryReports:
         except handlers.SoftTimeout:
             raise
         except Exception as error:  # noqa: BLE001 - the client's hooks are user code
-            self._trouble.log_failure(
+            self._episode.log_failure(
                 assignment=self._assignment, error=f"{type(error).__name__}: {error}"
             )
 

@@ -3,8 +3,8 @@
 `run_and_kill` kills a forked child process. Changes that the handler has made to files, databases
 and servers remain. Its memory is lost, no `finally` runs, and connections are not closed cleanly.
 
-`watched` is for a handler that kills its own process, which is the process of the tests. Python's
-calls that end a process raise an exception instead, so a `finally` does run.
+`intercept_exit` is for a handler that kills its own process, which is the process of the tests.
+Python's calls that end a process raise an exception instead, so a `finally` does run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
 CrashAt = int | Literal["end"]
 
 
-def code_of(function: Callable[..., object]) -> CodeType:
+def handler_code(function: Callable[..., object]) -> CodeType:
     """Return the code whose lines are counted.
 
     Raises TypeError if the function is not written in Python.
@@ -61,7 +61,7 @@ def run_and_kill(work: Callable[[], object], code: CodeType, crash_at: CrashAt) 
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        _die(work, code, crash_at, report)
+        _run_child(work, code, crash_at, report)
     os.close(report)
     try:
         os.waitpid(child, 0)
@@ -83,7 +83,7 @@ def _read_byte(pipe: int) -> bytes:
         return b""
 
 
-def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, report: int) -> None:
+def _run_child(work: Callable[[], object], code: CodeType, crash_at: CrashAt, report: int) -> None:
     """Run the work in the child, and report over the pipe if it finished alive. Never returns."""
     try:
         if isinstance(crash_at, int):
@@ -114,7 +114,7 @@ def _count_lines(code: CodeType, left: int) -> None:
     sys.settrace(on_call)
 
 
-class Death:
+class InterceptedExit:
     """The exit of a handler that killed its process, or None if it did not."""
 
     exit: Exit | None = None
@@ -125,13 +125,13 @@ class ProcessEndedError(BaseException):
 
 
 @contextlib.contextmanager
-def watched(function: Callable[..., object]) -> Iterator[Death]:
+def intercept_exit(function: Callable[..., object]) -> Iterator[InterceptedExit]:
     """Record if the function tries to kill this process, and keep the process alive.
 
     This covers `os._exit`, `os.abort`, and signals that this process sends to itself. A crash in
     native code, or a signal from another process, still kills this process.
     """
-    death = Death()
+    death = InterceptedExit()
     own = os.getpid()
 
     def end(how: Exit) -> NoReturn:

@@ -21,13 +21,13 @@ class TestedOptions(HandlerOptions, total=False):
     retry: RetryPolicy | None
 
 
-def reference_of(function: Callable[..., object]) -> str:
+def handler_reference(function: Callable[..., object]) -> str:
     """Return `module:function`, which is the name of the handler in dead letters."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def consumer_of(
+def handler_consumer(
     function: Callable[..., object], topic: str | None, group: str | None, given: TestedOptions
 ) -> Consumer:
     """Return the settings of a handler.
@@ -36,7 +36,7 @@ def consumer_of(
     `topic` and `group`, where None matches all, the latest one is used. Raises ConfigError with all
     problems.
     """
-    reference = reference_of(function)
+    reference = handler_reference(function)
     raw: dict[str, Any] = {"topic": topic or TOPIC, "group": group or GROUP}
     for each in handlers.declared:
         fits = topic in (None, each["topic"]) and group in (None, each["group"])
@@ -58,6 +58,8 @@ def prepare_handler(
 ) -> handlers.Loaded:
     """Return a handler that is ready for messages. Raises HandlerLoadError or ConfigError."""
     loaded = handlers.prepare(function, consumer.handler, module, consumer.codec)
-    if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.traits}):
+    if problems := handlers.find_mismatches(
+        [consumer], {consumer.handler: loaded.signature.traits}
+    ):
         raise ConfigError([each.partition(").")[2] for each in problems])
     return loaded

@@ -12,7 +12,7 @@ from streamqd.errors import ConfigError
 from streamqd.handlers.options import ScheduleOptions
 from streamqd.schedules import record
 from streamqd.schedules.ticks import next_tick
-from streamqd.testing.declared import TOPIC, reference_of
+from streamqd.testing.declared import TOPIC, handler_reference
 
 
 def next_ticks(
@@ -45,7 +45,7 @@ def next_ticks(
 def _schedule(handler: Callable[..., object] | None, options: ScheduleOptions) -> Schedule:
     given = {"name": "test", "topic": TOPIC}
     if handler is not None:
-        reference = reference_of(handler)
+        reference = handler_reference(handler)
         name = options.get("name")
         tables = [
             each for each in handlers.scheduled.get(reference, []) if name in (None, each["name"])

@@ -26,10 +26,10 @@ from streamqd.model import (
 from streamqd.policy import settlement
 from streamqd.process import Exit
 from streamqd.producer import Outgoing
-from streamqd.producer.encoding import fields_of
-from streamqd.testing import crashes as deaths
+from streamqd.producer.encoding import encode_fields
+from streamqd.testing import crashes
 from streamqd.testing.crashes import CrashAt
-from streamqd.testing.declared import TestedOptions, consumer_of, prepare_handler
+from streamqd.testing.declared import TestedOptions, handler_consumer, prepare_handler
 from streamqd.testing.limits import check_thread, soft_limit
 from streamqd.testing.result import Run
 from streamqd.worker import dead_letters
@@ -64,7 +64,7 @@ class Worker:
     ) -> None:
         self.handler = handler
         self.state_dir = state_dir
-        self._consumer = consumer_of(handler, topic, group, settings)
+        self._consumer = handler_consumer(handler, topic, group, settings)
         self._reference = self._consumer.handler
         module = sys.modules.get(self._reference.partition(":")[0])
         self._loaded = prepare_handler(self._consumer, handler, module)
@@ -75,7 +75,7 @@ class Worker:
         self._now_unix_ms = int(time.time() * 1000)  # fixed time, to which `run_to_end` adds delays
 
     def __enter__(self) -> Self:
-        with deaths.watched(self.handler):
+        with crashes.intercept_exit(self.handler):
             self._hooks = self._start_hooks()
         return self
 
@@ -84,7 +84,7 @@ class Worker:
         if hooks is None:
             return
         if self.state_dir is not None:
-            with deaths.watched(self.handler):
+            with crashes.intercept_exit(self.handler):
                 hooks.stop()
         elif hooks.loop is not None:
             hooks.loop.close()
@@ -109,7 +109,7 @@ class Worker:
         """
         if not isinstance(payload, Outgoing):
             payload = Outgoing(payload, key, headers, expires=expires)
-        fields = fields_of(payload, Daemon().max_message_bytes)
+        fields = encode_fields(payload, Daemon().max_message_bytes)
         made = Message(self._delivery, self._new_id(age), fields, retried=False)
         return made if attempt == 1 else self._requeue(made, attempt - 1, 0)
 
@@ -133,7 +133,7 @@ class Worker:
 
         Raises TypeError if the handler takes a single message.
         """
-        if not self._loaded.form.batch:
+        if not self._loaded.signature.batch:
             raise TypeError(f"{self._reference} takes one message, not list[Message]")
         return self._run(list(messages), 0, None, self._now)
 
@@ -180,7 +180,7 @@ class Worker:
     ) -> list[Run]:
         """Run the handler once, and decide on the messages. `now` is the time in unix seconds."""
         wanted = [each for each in batch if each.expires_at is None or now < each.expires_at]
-        found = {each: self._run_of(each, "expired", crashes, now) for each in batch}
+        found = {each: self._make_run(each, "expired", crashes, now) for each in batch}
         charged = crashes + max(each.crash_count for each in batch)
         if crashes and settlement.before_run(charged, self._consumer.policy):
             return [self._run_of_crash(each, crashes, now) for each in batch]
@@ -202,7 +202,7 @@ class Worker:
             raise RuntimeError("use a Worker in a `with` block")
         check_thread(self._consumer.timeout, hooks.interrupt)
         end: object
-        with deaths.watched(self.handler) as death:
+        with crashes.intercept_exit(self.handler) as death:
             try:
                 with soft_limit(self._consumer.timeout, hooks.interrupt):
                     end = hooks.function(self._argument(batch))
@@ -212,18 +212,18 @@ class Worker:
                 end = raised
         if death.exit is not None:
             return death.exit
-        if self._loaded.form.batch:
+        if self._loaded.signature.batch:
             return errors_of(end, batch)
-        return [handlers.error_of(end)]
+        return [handlers.run_error(end)]
 
     def _argument(self, batch: list[Message]) -> Message | list[Message]:
         """Return the argument for the handler, which is the batch or its only message."""
-        return batch if self._loaded.form.batch else batch[0]
+        return batch if self._loaded.signature.batch else batch[0]
 
     def _run_and_kill(self, batch: list[Message], crash_at: CrashAt) -> bool:
-        code = deaths.code_of(self.handler)
+        code = crashes.handler_code(self.handler)
         # The child process starts its own hooks and its own event loop.
-        return deaths.run_and_kill(
+        return crashes.run_and_kill(
             lambda: self._start_hooks().function(self._argument(batch)), code, crash_at
         )
 
@@ -240,8 +240,8 @@ class Worker:
     ) -> Run:
         crashes += message.crash_count
         if error is None:
-            return self._run_of(message, "ack", crashes, now)
-        outcome = handlers.outcome_of(error, self._consumer.dlq_error)
+            return self._make_run(message, "ack", crashes, now)
+        outcome = handlers.to_outcome(error, self._consumer.dlq_error)
         shortest, longest = (
             settlement.decide(
                 outcome,
@@ -256,12 +256,12 @@ class Worker:
         )
         match shortest, longest:
             case RetryVerdict(low, kept), RetryVerdict(high):
-                return self._run_of(
+                return self._make_run(
                     message, "retry", crashes, now, error=error, delay=(low, high), in_place=kept
                 )
             case ReleaseVerdict(), _:
                 wait = (RELEASE_SECONDS, RELEASE_SECONDS)
-                return self._run_of(message, "release", crashes, now, error=error, delay=wait)
+                return self._make_run(message, "release", crashes, now, error=error, delay=wait)
             case DeadVerdict(reason), _:
                 assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
                 failure = outcome if isinstance(outcome, Failed) else outcome.failure
@@ -277,7 +277,7 @@ class Worker:
         raise AssertionError(f"no such verdict: {shortest}")
 
     def _run_of_crash(
-        self, message: Message, charged: int, now: float, ending: Exit = deaths.KILLED
+        self, message: Message, charged: int, now: float, ending: Exit = crashes.KILLED
     ) -> Run:
         """Return the result of a crash, after which the message runs again or is dead-lettered.
 
@@ -286,7 +286,7 @@ class Worker:
         crashes = message.crash_count + charged
         dead = settlement.before_run(crashes, self._consumer.policy)
         if dead is None:
-            return self._run_of(message, "crash", crashes, now, delay=(0.0, 0.0))
+            return self._make_run(message, "crash", crashes, now, delay=(0.0, 0.0))
         record = json.dumps(
             {"what": str(ending), "signal": ending.signal_name or None, "exitCode": ending.code}
         ).encode()
@@ -307,14 +307,16 @@ class Worker:
         error: BaseException | None,
     ) -> Run:
         fields = fields | {b"failedAt": str(int(now * 1000)).encode()}
-        return self._run_of(
+        return self._make_run(
             *(message, "dead", crashes, now),
             reason=reason,
             error=error,
             dead_letter=DeadLetter.read(fields),
         )
 
-    def _run_of(self, message: Message, verdict: Any, crashes: int, now: float, **more: Any) -> Run:
+    def _make_run(
+        self, message: Message, verdict: Any, crashes: int, now: float, **more: Any
+    ) -> Run:
         at = round(max(0.0, now - message.timestamp), 3)
         return Run(message, message.attempt, crashes, verdict, at=at, **more)
 

@@ -85,7 +85,7 @@ def assemble(
         SoftLimit(slot, consumer.timeout),
     )
     reader = Reader(link, keys, lease, slot)
-    batches = hooks.loaded.form.batch
+    batches = hooks.loaded.signature.batch
     rate = rate_limiter_of(context, batch_size(consumer) if batches else 1)
     guards = guards_of(context)
     gates = Gates(context, guards, rate)

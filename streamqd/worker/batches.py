@@ -104,7 +104,7 @@ class BatchRunner:
             states[taken.index] = RUNNING
         self._context.counts.delays.note_all(batch, now)
         messages = [taken.message for taken in batch]
-        logs.current.message = messages[0] if len(messages) == 1 else logs.Several(messages)
+        logs.current.message = messages[0] if len(messages) == 1 else logs.LoggedBatch(messages)
         end: object = None
         try:
             soft.in_handler = True
@@ -144,7 +144,7 @@ def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:
     `end` is the handler's return value or its exception. If the handler names a message that is not
     in the batch, the whole batch fails.
     """
-    error = handlers.error_of(end)
+    error = handlers.run_error(end)
     if not isinstance(error, handlers.Failures):
         return [error] * len(batch)
     failed = getattr(error, "failed", None)  # unset if a subclass skipped `super().__init__()`
@@ -153,4 +153,4 @@ def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:
     if not set(failed) <= set(batch):
         return [ValueError("Failures names a message that is not of this batch")] * len(batch)
     errors = [failed.get(message) for message in batch]
-    return [None if each is None else handlers.error_of(each) for each in errors]
+    return [None if each is None else handlers.run_error(each) for each in errors]

@@ -10,7 +10,7 @@ from streamqd.message import (
     EXPIRES_AT,
     Delivery,
     Message,
-    notes_of,
+    export_notes,
     restore_message,
 )
 from streamqd.model import RawEntry
@@ -60,7 +60,7 @@ class FetchedEntry:
         # True if Redis stores counters for the entry.
         self.has_counters = crashes > 0 or message.failures_in_place > 0
         self.has_run = retried or self.has_counters
-        self.noted = notes_of(message) if message.failures_in_place else None
+        self.noted = export_notes(message) if message.failures_in_place else None
         self.size = size or sum(map(len, message._fields))  # approximate size in bytes
         self.key = message.key
         self.interrupted = False
@@ -91,7 +91,7 @@ class FetchedEntry:
         self.message.due_in_place_ns = due_ns
         self.has_counters |= attempts > 0
         self.has_run = True
-        self.noted = notes_of(self.message)
+        self.noted = export_notes(self.message)
 
 
 class InFlight(NamedTuple):

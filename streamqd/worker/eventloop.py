@@ -22,7 +22,7 @@ from typing import Any
 
 from streamqd import extras, logs
 from streamqd.errors import HandlerLoadError
-from streamqd.logs import Handled
+from streamqd.logs import LoggedMessage
 from streamqd.scoreboard import WorkerSlot
 from streamqd.worker.forks import fork_role
 from streamqd.worker.loop_heartbeat import LoopHeartbeat
@@ -45,7 +45,7 @@ class CoroutineRun:
     __slots__ = ("_coroutine", "_ended", "_limit", "_message", "_task", "_work")
 
     def __init__(
-        self, work: Work, message: Handled | None, ended: Callable[[object], object]
+        self, work: Work, message: LoggedMessage | None, ended: Callable[[object], object]
     ) -> None:
         self._work = work
         self._message = message

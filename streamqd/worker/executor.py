@@ -108,7 +108,7 @@ def executor_for(
     context.limit.interrupt = hooks.interrupt
     context.limit.listen()
     runner: Runner
-    if hooks.loaded.form.batch:
+    if hooks.loaded.signature.batch:
         runner = BatchRunner(context, hooks.function, verdicts, gates, quarantine.width)
     else:
         in_place = BlockedPartition(context, quarantine) if on_error == BLOCK else held
@@ -118,7 +118,7 @@ def executor_for(
 
 def _lanes(context: WorkerContext, hooks: Hooks) -> Lanes:
     function, consumer = hooks.loaded.function, context.consumer
-    if not hooks.loaded.form.asynchronous:
+    if not hooks.loaded.signature.asynchronous:
         return ThreadLanes(context.slot, function, consumer.lanes)
     assert hooks.loop is not None
     limited = consumer.timeout is not None
@@ -127,7 +127,7 @@ def _lanes(context: WorkerContext, hooks: Hooks) -> Lanes:
 
 def check_form(consumer: Consumer, hooks: Hooks) -> None:
     """Raise HandlerLoadError if the handler does not support the consumer's settings."""
-    form = hooks.loaded.form
+    form = hooks.loaded.signature
     if clause := handlers.too_many_threads(consumer.lanes, asynchronous=form.asynchronous):
         raise HandlerLoadError(f"{consumer.handler} {clause}")
     if not form.batch:

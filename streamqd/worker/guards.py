@@ -55,15 +55,15 @@ class Guards:
         failures, since, opened, is_open = self._waits.previous_values(CIRCUIT)
         memory = circuit.CircuitMemory(failures, since / 1e9, opened / 1e9, bool(is_open))
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, memory)
-        deaths, since, settled = self._waits.previous_values(FLOOD)
-        flood = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
+        dead_letters, since, settled = self._waits.previous_values(FLOOD)
+        flood = dead_letter_rate.DeadLetterRateMemory(dead_letters, since / 1e9, settled)
         self._flood = DeadLetterRate(guard.dead_letters, guard.window, guard.share, flood)
         (self._settled_before,) = self._waits.previous_values(SETTLED_SO_FAR)
-        self._deaths = 0
+        self._dead_letters = 0
         self._probe_from = 0  # number of successes when the probe started
         self.must_pause = False
         self._paused = False  # True while the pause is in Redis, where an operator removes it
-        self._unsaid = self.is_probing
+        self._wait_unpublished = self.is_probing
 
     # --- reports of failures ---
 
@@ -91,7 +91,7 @@ class Guards:
         if not counts:
             message.forgiven_at = unix
         self._store_circuit()
-        self._unsaid = True
+        self._wait_unpublished = True
         if was_closed and self.is_probing:
             self._waits.count_opening()
             logs.event(
@@ -105,7 +105,7 @@ class Guards:
 
     def count_dead_letter(self) -> None:
         """Record that a message became a dead letter."""
-        self._deaths += 1
+        self._dead_letters += 1
         if self._guard.dead_letters:
             self.must_pause |= self._flood.record_dead_letter(_now(), self._settled)
             if not self.must_pause:
@@ -116,8 +116,8 @@ class Guards:
     def record_settled(self) -> None:
         """Store the number of settled messages, and close the circuit after a successful probe."""
         self._waits.store(SETTLED_SO_FAR, self._settled)
-        if self._unsaid:
-            self._unsaid = False
+        if self._wait_unpublished:
+            self._wait_unpublished = False
             self._seconds_until_start()
         if self._probe_succeeded:
             self._circuit.close()
@@ -136,15 +136,15 @@ class Guards:
 
     @property
     def _settled(self) -> int:
-        return self._settled_before + self._successes + self._deaths
+        return self._settled_before + self._successes + self._dead_letters
 
     def _store_circuit(self) -> None:
         failures, since, opened, is_open = self._circuit.memory
         self._waits.store(CIRCUIT, failures, int(since * 1e9), int(opened * 1e9), int(is_open))
 
     def _store_flood(self) -> None:
-        deaths, since, settled = self._flood.memory
-        self._waits.store(FLOOD, deaths, int(since * 1e9), settled)
+        dead_letters, since, settled = self._flood.memory
+        self._waits.store(FLOOD, dead_letters, int(since * 1e9), settled)
 
     # --- checks before a run ---
 

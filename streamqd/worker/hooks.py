@@ -57,7 +57,7 @@ class Hooks:
         self.observer = observer
         self.loaded = loaded if observer is None else observer.wrap_handler(loaded)
         started, stopped = self.loaded.on_start, self.loaded.on_stop
-        asynchronous = self.loaded.form.asynchronous
+        asynchronous = self.loaded.signature.asynchronous
         asynchronous = asynchronous or handlers.is_async(started) or handlers.is_async(stopped)
         self.loop = EventLoop(event_loop) if asynchronous else None
 
@@ -65,7 +65,7 @@ class Hooks:
     def function(self) -> Callable[..., object]:
         """The handler as a function that blocks until its run has finished."""
         function, loop = self.loaded.function, self.loop
-        if loop is None or not self.loaded.form.asynchronous:
+        if loop is None or not self.loaded.signature.asynchronous:
             return function
         return lambda taken: loop.wait(lambda: function(taken))
 
@@ -75,7 +75,7 @@ class Hooks:
 
         It is None if a signal handler can interrupt the run by raising an exception itself.
         """
-        if self.loop is None or not self.loaded.form.asynchronous:
+        if self.loop is None or not self.loaded.signature.asynchronous:
             return None
         return self.loop.interrupt_waited
 
@@ -91,7 +91,7 @@ class Hooks:
             return
         raise HandlerLoadError(
             f"on_start of {self._reference} failed: {self._error_text(error)}"
-            f"{handlers.place_of(error)}"
+            f"{handlers.error_location(error)}"
         ) from error
 
     def stop(self) -> None:
@@ -112,7 +112,7 @@ class Hooks:
             self.observer.stop()
 
     def _error_text(self, error: BaseException) -> str:
-        text = handlers.redact_text(handlers.text_of(error), self.loaded.redact)
+        text = handlers.redact_text(handlers.error_text(error), self.loaded.redact)
         return f"{type(error).__name__}: {text}"
 
     def _run(self, hook: Callable[..., object] | None, *given: Any) -> BaseException | None:

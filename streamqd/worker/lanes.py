@@ -54,7 +54,7 @@ class RunEnds:
         """
         if fork_role.child:
             fork_role.end_child()
-        error = None if end is None else handlers.error_of(end)
+        error = None if end is None else handlers.run_error(end)
         entry.end = error
         self._states[entry.index] = DONE if error is None else FAILED
         entry.ended_ns = clock_gettime_ns(CLOCK_BOOTTIME)

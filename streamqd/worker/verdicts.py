@@ -178,7 +178,7 @@ class Verdicts:
         if issubclass(type(end), BaseException):  # `isinstance` can call user code
             assert isinstance(end, BaseException)
             return end
-        return self._run_bounded(handlers.error_of, end)
+        return self._run_bounded(handlers.run_error, end)
 
     def settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Settle a message whose run failed. Return True if it waits in its place instead.
@@ -295,7 +295,7 @@ class Verdicts:
         `redact_error` filters the text.
         """
         error, detail = details.error, self._consumer.dlq_error
-        details.outcome = outcome = handlers.brief_of(error, detail)
+        details.outcome = outcome = handlers.to_brief_outcome(error, detail)
         if type(outcome) is ReleaseAsked:
             return
         described = handlers.Description(error)

@@ -75,13 +75,13 @@ class ScenarioContext:
 
     def sent(self, kind: str) -> bool:
         """Return True if a command of this kind was sent, whether or not it arrived."""
-        return self.struck or any(kind_of(command) == kind for command in self.proxy.commands)
+        return self.struck or any(call_kind(command) == kind for command in self.proxy.commands)
 
 
 Scenario = Callable[[ScenarioContext], None]
 
 
-def kind_of(command: list[bytes]) -> str:
+def call_kind(command: list[bytes]) -> str:
     """Return the name of a command, or of the script that it calls."""
     name = command[0].decode().upper()
     if name == "EVALSHA":
@@ -113,11 +113,11 @@ class ScenarioRunner:
 
     def kinds(self) -> Counter[str]:
         """Run the scenario without faults, and return the number of commands of each kind."""
-        return Counter(kind_of(command) for command in self._run(None, None).commands)
+        return Counter(call_kind(command) for command in self._run(None, None).commands)
 
     def survive(self, fault: Fault) -> int:
         """Run the scenario once for each command to lose. Return the number of lost commands."""
-        kinds = Counter(kind_of(command) for command in self._run(None, None).commands)
+        kinds = Counter(call_kind(command) for command in self._run(None, None).commands)
         expected = normal(self._harness.state())
         count = 0
         for lost in lost_commands(kinds, fault):
@@ -164,7 +164,7 @@ class ScenarioRunner:
             if lost is not None and fault is not None:
                 context.lost = lost
                 context.trigger = proxy.arm(
-                    fault, nth=lost.nth, wanted=lambda each: kind_of(each) == lost.kind
+                    fault, nth=lost.nth, wanted=lambda each: call_kind(each) == lost.kind
                 )
             self._scenario(context)
             return ScenarioRun(proxy.commands, context.struck, proxy.passed_bytes)

@@ -11,7 +11,7 @@ from streamqd.errors import RedisUnavailableError
 from streamqd.schedules import firing
 from streamqd.schedules.firing import Firer
 from streamqd.schedules.reconciliation import MoveFinisher, Reconciler
-from streamqd.schedules.record import partition_of
+from streamqd.schedules.record import choose_partition
 from streamqd.store import topics
 from streamqd.store.store import Store
 from tests.contract.harness import ASSIGNMENT
@@ -32,7 +32,7 @@ def schedules_of_an_instance(context: ScenarioContext) -> None:
     topics.create(store, ASSIGNMENT.topic, Topic(partitions=1))
     for since in (1, 2):  # a second release declares the same schedules again
         until_done(Reconciler(shaky, "default", (YEARLY,), since, {}).run)
-    number = partition_of(YEARLY, PARTITIONS)
+    number = choose_partition(YEARLY, PARTITIONS)
     assert number, "the growth moves it"
     store.execute("ZADD", keys.schedules_due(ASSIGNMENT.topic, 0), NEW_YEAR, YEARLY.name)
     store.execute("HSET", keys.meta(ASSIGNMENT.topic), "partitionCount", PARTITIONS)

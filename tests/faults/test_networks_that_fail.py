@@ -11,7 +11,7 @@ import pytest
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.acceptance.test_rebalance import GATED, dump_keyspace
-from tests.faults.scenario_runner import ScenarioRunner, kind_of
+from tests.faults.scenario_runner import ScenarioRunner, call_kind
 from tests.faults.scenarios_worker import one_at_a_time
 from tests.support.daemon import GROUP, Daemon
 from tests.support.proxy import Fault, FaultProxy
@@ -96,7 +96,7 @@ def test_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: Fa
                 proxy.arm(
                     Fault.CUT_BEFORE,
                     nth=nth,
-                    wanted=lambda each: kind_of(each) in ("lease_renew", "member_heartbeat"),
+                    wanted=lambda each: call_kind(each) in ("lease_renew", "member_heartbeat"),
                 )
             cut_at = time.monotonic()
             b.wait_event("lease.acquired", inherited=True, timeout=20.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamqd.model import Assignment
-from tests.faults.scenario_runner import BY_SOURCE, kind_of
+from tests.faults.scenario_runner import BY_SOURCE, call_kind
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.proxy import FaultProxy, Trigger
 from tests.support.servers import ProcessServer
@@ -39,7 +39,7 @@ def forge(proxy: FaultProxy, reply: bytes, *scripts: str, partition: int | None 
     place = b"" if partition is None else f"{{{TOPIC}:p:{partition}}}".encode()
 
     def wanted(command: list[bytes]) -> bool:
-        named = kind_of(command).removeprefix(BY_SOURCE) in scripts
+        named = call_kind(command).removeprefix(BY_SOURCE) in scripts
         return named and any(place in argument for argument in command[2:])
 
     return proxy.forge(reply, wanted)

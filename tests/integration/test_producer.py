@@ -59,7 +59,7 @@ def entries(link: Connection, keys: Keys, topic: str, partition: int = 0) -> lis
 
 
 def with_topic(url: str, topic: str, partitions: int) -> config.Settings:
-    stated = config.Topic(partitions=partitions, stated=frozenset({"partitions"}))
+    stated = config.Topic(partitions=partitions, explicit=frozenset({"partitions"}))
     settings = config.Settings(topics={topic: stated})
     return dataclasses.replace(settings, redis=dataclasses.replace(settings.redis, url=url))
 

@@ -13,7 +13,7 @@ from streamqd.config import Schedule, Topic
 from streamqd.schedules import firing
 from streamqd.schedules.firing import Firer
 from streamqd.schedules.reconciliation import Reconciler, server_unix_ms
-from streamqd.schedules.record import hash_of
+from streamqd.schedules.record import hash_specification
 from streamqd.store import schedules as calls
 from streamqd.store import topics
 from streamqd.store.client import Connection
@@ -123,7 +123,7 @@ def test_schedule_add_repeated_changes_nothing(run_with_schedule: Run) -> None:
 
 
 def test_schedule_add_repeated_finishes_an_interrupted_one(run_schedule: Run, store: Store) -> None:
-    partition = admin.record.partition_of(Schedule("tick", TOPIC, every=3600.0), 4)
+    partition = admin.record.choose_partition(Schedule("tick", TOPIC, every=3600.0), 4)
     line = calls.IndexLine("default", calls.OPERATOR, (TOPIC, partition))
     calls.write_index(store, "tick", line, new=True)
     assert row(run_schedule)["state"] == "missing"
@@ -451,7 +451,7 @@ def test_schedule_show_explains_an_unreadable_specification(
         "cannot be read: specification does not match its hash"
         in run_with_schedule("show", "tick").stdout
     )
-    store.execute("HSET", key, "tick", "[]", "tick:hash", hash_of("[]"))
+    store.execute("HSET", key, "tick", "[]", "tick:hash", hash_specification("[]"))
     assert "is not a table" in document(run_with_schedule("show", "tick", "--json"))["problem"]
 
 

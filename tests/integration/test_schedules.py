@@ -22,7 +22,7 @@ from streamqd.schedules.reconciliation import (
     read_stored,
     server_unix_ms,
 )
-from streamqd.schedules.record import partition_of
+from streamqd.schedules.record import choose_partition
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import schedules as calls
 from streamqd.store import topics
@@ -464,7 +464,7 @@ def test_interrupted_schedule_move_by_growth_is_finished(
 ) -> None:
     """A move that a growing topic started is finished, even for a schedule of an operator."""
     topics.create(store, TOPIC, Topic(partitions=1))
-    name = next(each for each in map(str, range(99)) if partition_of(schedule(each), 4) != 0)
+    name = next(each for each in map(str, range(99)) if choose_partition(schedule(each), 4) != 0)
     calls.write_index(store, name, IndexLine("default", OPERATOR, (TOPIC, 0)), new=True)
     reconciliation.declare(store, (TOPIC, 0), [Declaration(schedule(name), "default", OPERATOR, 1)])
     make_due(store, past_hour(store), name)
@@ -474,16 +474,16 @@ def test_interrupted_schedule_move_by_growth_is_finished(
         fire(store)
     monkeypatch.undo()
     if paused:
-        for number in (0, partition_of(schedule(name), 4)):
+        for number in (0, choose_partition(schedule(name), 4)):
             store.run(calls.hold(store.keys, (TOPIC, number), name, calls.PAUSED))
     moves = MoveFinisher(store)
     moves.run()
     assert calls.index(store, [name])[name] == IndexLine(
-        "default", OPERATOR, (TOPIC, partition_of(schedule(name), 4)), (TOPIC, 0)
+        "default", OPERATOR, (TOPIC, choose_partition(schedule(name), 4)), (TOPIC, 0)
     ), "another process may be at it"
     moves.run()
     assert calls.index(store, [name])[name] == IndexLine(
-        "default", OPERATOR, (TOPIC, partition_of(schedule(name), 4))
+        "default", OPERATOR, (TOPIC, choose_partition(schedule(name), 4))
     )
     assert read_stored(store, [(name, (TOPIC, 0))]) == [None]
     assert read_schedule(store, name).held == ("paused" if paused else "")

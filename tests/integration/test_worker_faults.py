@@ -186,7 +186,7 @@ def test_undescribable_exception_counts_as_a_failure(
 
 
 def test_undescribable_exception_keeps_class_and_traceback():
-    outcome = handlers.failure_of(Unspeakable(), "traceback")
+    outcome = handlers.describe_failure(Unspeakable(), "traceback")
     assert outcome.error_class.endswith("Unspeakable")
     assert "RuntimeError" in outcome.message
     assert "Unspeakable" in outcome.traceback

@@ -26,7 +26,7 @@ from streamqd import config, logs, pytest_plugin
 from streamqd.cli import cli as root
 from streamqd.config.outboxes import TABLE
 from streamqd.config.schema import SECTIONS
-from streamqd.config.setting import settings_of
+from streamqd.config.setting import section_settings
 from streamqd.errors import ConfigError
 from streamqd.metrics.table import METRICS
 from tests.pages.reader import Fence, fences
@@ -298,7 +298,9 @@ def test_every_named_metric_exists() -> None:
 
 def test_every_named_log_event_and_setting_exists() -> None:
     """Every word like `worker.crashed` whose first part is known names a log event or a setting."""
-    settings = {f"{each}.{key}" for each, kind in SECTIONS.items() for key in settings_of(kind)}
+    settings = {
+        f"{each}.{key}" for each, kind in SECTIONS.items() for key in section_settings(kind)
+    }
     others = {"config.topology", "message.dead_letter"}  # the names of a module and of an attribute
     known = settings | {*logs.EVENTS} | others
     begins = {word.partition(".")[0] for word in known}

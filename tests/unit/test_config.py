@@ -157,7 +157,7 @@ def test_config_reads_a_whole_file(place: Place) -> None:
     assert settings.http.address == place.directory / "run/http.sock"
     assert settings.http.hosts == ("metrics.example.com", "proxy")
     assert settings.topics["access"].retention == config.Retention(86_400.0, 1000)
-    assert settings.topics["access"].stated == {"partitions", "retention"}
+    assert settings.topics["access"].explicit == {"partitions", "retention"}
     assert settings.topics["shop.orders"] == config.Topic()
     assert settings.pipelines == {"shop.orders": config.Pipeline("id long, at timestamp", "at")}
     hits, send = settings.consumers
@@ -172,7 +172,7 @@ def test_config_reads_a_whole_file(place: Place) -> None:
     assert (hits.timeout, hits.hard_timeout, hits.max_rss) == (30.0, 60.0, 256 << 20)
     assert (send.topic, send.handler, send.timeout) == ("mails", "", None)
     # If only a consumer names a topic, the topic has no configured number of partitions.
-    assert settings.topics["mails"].stated == frozenset()
+    assert settings.topics["mails"].explicit == frozenset()
 
 
 def test_settings_are_immutable(place: Place) -> None:
@@ -536,7 +536,7 @@ def test_environment_variables_set_nested_tables(place: Place) -> None:
     assert settings.daemon.crash_backoff.base == 2.0
     assert settings.topics["shop.orders"].partitions == 8
     assert settings.topics["shop.orders"].retention.max_age == 3600.0
-    assert settings.topics["shop.orders"].stated == {"partitions", "retention"}
+    assert settings.topics["shop.orders"].explicit == {"partitions", "retention"}
 
 
 def test_overrides_are_dotted_toml_keys(place: Place) -> None:

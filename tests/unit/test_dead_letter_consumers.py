@@ -41,8 +41,8 @@ def test_dead_letter_consumer_is_distinct_from_its_namesake(tmp_path: Path):
     assert [each.name for each in settings.consumers] == ["access/hits", "access/hits@dlq"]
     assert [each.group for each in settings.consumers] == ["hits", "hits"]
     assert [each.assignment_group for each in settings.consumers] == ["hits", "hits@dlq"]
-    assert settings.groups_of("access") == ["hits"]
-    assert settings.groups_of("errors") == []
+    assert settings.message_groups("access") == ["hits"]
+    assert settings.message_groups("errors") == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from streamqd import config, handlers, logs
 from streamqd.config import secrets, topology
 from streamqd.errors import ConfigError
-from streamqd.handlers.outcomes import failure_of
+from streamqd.handlers.outcomes import describe_failure
 from streamqd.handlers.probing import examine
 from streamqd.logs import JsonFormatter
 
@@ -145,7 +145,7 @@ def test_dead_letters_do_not_show_passwords() -> None:
     try:
         raise RuntimeError(f"cannot reach {URL}: no")
     except RuntimeError as error:
-        failure = failure_of(error, "traceback")
+        failure = describe_failure(error, "traceback")
     assert "s3cret" not in failure.message + failure.traceback
     assert "redis://me:***@localhost" in failure.message
     assert failure.traceback

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from streamqd import handlers
-from streamqd.policy.fingerprint import dead_letter_fingerprint, fingerprint, innermost
+from streamqd.policy.fingerprint import dead_letter_fingerprint, fingerprint, innermost_frame
 
 TEXT = """Traceback (most recent call last):
   File "/srv/shop/orders.py", line 10, in pay
@@ -43,16 +43,16 @@ def test_fingerprint_depends_on_every_part(other: tuple[str, str, str]) -> None:
 def test_fingerprint_uses_the_innermost_user_frame() -> None:
     user = [("/srv/a.py", "go"), ("/srv/b.py", "load")]
 
-    assert innermost(user) == "b.py:load"
+    assert innermost_frame(user) == "b.py:load"
     for library in (
         "/usr/lib/python3.12/json/decoder.py",
         "/srv/venv/lib/python3.12/site-packages/requests/api.py",
         "/usr/lib/python3/dist-packages/yaml/__init__.py",
         "<frozen importlib._bootstrap>",
     ):
-        assert innermost([*user, (library, "decode")]) == "b.py:load"
-        assert innermost([(library, "outer"), (library, "inner")]).endswith(":inner")
-    assert innermost([]) == ""
+        assert innermost_frame([*user, (library, "decode")]) == "b.py:load"
+        assert innermost_frame([(library, "outer"), (library, "inner")]).endswith(":inner")
+    assert innermost_frame([]) == ""
 
 
 def test_dead_letter_has_or_gets_a_fingerprint() -> None:
@@ -77,7 +77,7 @@ def test_computed_fingerprint_equals_that_of_the_worker() -> None:
         handler()
     except ValueError as raised:
         error = raised
-    failed = handlers.failure_of(error, "traceback")
+    failed = handlers.describe_failure(error, "traceback")
     fields = {
         b"errorClass": failed.error_class.encode(),
         b"traceback": failed.traceback.encode(),

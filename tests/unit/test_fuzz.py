@@ -30,7 +30,7 @@ from streamqd.handlers.verdicts import Undecodable
 from streamqd.http import REQUEST_BYTES_MAX, HttpResponse, HttpServer
 from streamqd.message import HEADERS_MAX, Delivery, Message
 from streamqd.model import Assignment
-from streamqd.producer.encoding import Outgoing, fields_of
+from streamqd.producer.encoding import Outgoing, encode_fields
 from streamqd.store import directives, members, topics
 from streamqd.worker import dead_letters
 from tests.support.quick import examples
@@ -157,9 +157,9 @@ def test_decoders_reject_too_deep_nesting(raw: bytes) -> None:
 
 def test_number_of_headers_is_bounded() -> None:
     few = {f"name-{number}": "v" for number in range(HEADERS_MAX)}
-    assert fields_of(Outgoing(b"x", headers=few), 1 << 20)
+    assert encode_fields(Outgoing(b"x", headers=few), 1 << 20)
     with pytest.raises(ValueError, match="at most 256 headers, not 257"):
-        fields_of(Outgoing(b"x", headers=few | {"one-more": "v"}), 1 << 20)
+        encode_fields(Outgoing(b"x", headers=few | {"one-more": "v"}), 1 << 20)
 
 
 # --- output for operators -------------------------------------------------------------------------

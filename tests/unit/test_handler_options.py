@@ -9,7 +9,7 @@ import pytest
 
 from streamqd.config import Consumer
 from streamqd.config.consumers import Breaker, FloodGuard
-from streamqd.config.setting import Kind, settings_of
+from streamqd.config.setting import Kind, section_settings
 from streamqd.handlers.options import (
     BackoffOptions,
     BreakerOptions,
@@ -47,14 +47,14 @@ SECTIONS = [
 
 @pytest.mark.parametrize(("section", "options"), SECTIONS)
 def test_every_consumer_setting_is_a_handler_option(section: type, options: type):
-    assert options.__annotations__.keys() == settings_of(section).keys() - BY_DECORATION
+    assert options.__annotations__.keys() == section_settings(section).keys() - BY_DECORATION
 
 
 @pytest.mark.parametrize(("section", "options"), SECTIONS)
 def test_handler_option_accepts_the_values_of_its_setting(section: type, options: type):
     hints = get_type_hints(options)
     for name in options.__annotations__:
-        found, setting = hints[name], settings_of(section)[name]
+        found, setting = hints[name], section_settings(section)[name]
         literals = [each for each in (found, *get_args(found)) if get_origin(each) is Literal]
         if setting.choices:
             assert set(get_args(literals[0])) == set(setting.choices), name

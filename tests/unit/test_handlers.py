@@ -25,7 +25,7 @@ from streamqd.handlers import (
     Undecodable,
     handler,
 )
-from streamqd.handlers.outcomes import lineage_of
+from streamqd.handlers.outcomes import class_lineage
 from streamqd.model import Backoff, DeadAsked, Failed, RetryAsked, RetryPolicy
 from streamqd.policy.fingerprint import LENGTH
 
@@ -77,13 +77,13 @@ def test_redact_error_replaces_the_error_text(write: Write, folder: Path, code: 
     name = f"r{len(code)}"
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
     loaded = handlers.load(f"{name}:go", folder)
-    failure = handlers.failure_of(ValueError("no mail to ann@x.org"), "traceback")
+    failure = handlers.describe_failure(ValueError("no mail to ann@x.org"), "traceback")
     found = handlers.redact_failure(failure, loaded.redact)
     assert found.message == kept
     assert "ann@x.org" not in found.traceback
     assert (found.error_class, found.lineage) == (failure.error_class, failure.lineage)
     assert handlers.redact_failure(failure, None) is failure
-    silent = handlers.failure_of(ValueError("x"), "class")
+    silent = handlers.describe_failure(ValueError("x"), "class")
     assert handlers.redact_failure(silent, loaded.redact) == silent, "nothing to look at"
 
 
@@ -242,7 +242,7 @@ def test_probe_reports_a_module_that_kills_its_process(
     assert handlers.probe(["h9"], [], folder, 20.0) == Probe(
         [],
         [f"importing the handler modules failed: its process terminated with {how}"],
-        whole=False,
+        complete=False,
     )
 
 
@@ -290,7 +290,7 @@ def raise_in_handler(error: BaseException) -> BaseException:
     ],
 )
 def test_failure_details_follow_the_error_setting(detail: str, known: tuple[bool, ...]):
-    failed = handlers.outcome_of(raise_in_handler(RefusalError("no, because")), detail)
+    failed = handlers.to_outcome(raise_in_handler(RefusalError("no, because")), detail)
     assert isinstance(failed, Failed)
     assert (bool(failed.error_class), bool(failed.message), bool(failed.traceback)) == known
     assert {"RefusalError", "ValueError", "builtins.ValueError", "Exception"} <= set(failed.lineage)
@@ -371,7 +371,7 @@ def raise_name_error() -> BaseException:
 def test_traceback_equals_the_one_of_python(error: BaseException):
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # leaves out our own call
     for _ in range(2):  # on the second call, the stack is in the cache
-        written = handlers.failure_of(error, "traceback").traceback
+        written = handlers.describe_failure(error, "traceback").traceback
         assert written == "".join(traceback.format_exception(type(error), error, trace))
 
 
@@ -382,11 +382,11 @@ def test_traceback_names_the_right_file_for_identical_code():
         exec(compile(source, name, "exec"), scope)
         with pytest.raises(RefusalError) as caught:
             scope["work"]()
-        assert name in handlers.failure_of(caught.value, "traceback").traceback
+        assert name in handlers.describe_failure(caught.value, "traceback").traceback
 
 
 def test_long_error_texts_are_truncated():
-    failed = handlers.failure_of(raise_in_handler(RefusalError("x" * 100_000)), "traceback")
+    failed = handlers.describe_failure(raise_in_handler(RefusalError("x" * 100_000)), "traceback")
     assert len(failed.message) == handlers.MESSAGE_CHARS_MAX
     assert len(failed.traceback) <= handlers.TRACEBACK_BYTES_MAX
     assert "… cut …" in failed.traceback
@@ -394,7 +394,7 @@ def test_long_error_texts_are_truncated():
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
 def test_every_exception_is_recorded_as_a_failure(error: BaseException):
-    assert isinstance(handlers.outcome_of(raise_in_handler(error), "traceback"), Failed)
+    assert isinstance(handlers.to_outcome(raise_in_handler(error), "traceback"), Failed)
 
 
 @pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
@@ -408,7 +408,8 @@ def test_every_exception_is_recorded_as_a_failure(error: BaseException):
 )
 def test_brief_outcome_equals_the_full_one_without_texts(error: BaseException, detail: str):
     whole, brief = (
-        of(raise_in_handler(error), detail) for of in (handlers.outcome_of, handlers.brief_of)
+        of(raise_in_handler(error), detail)
+        for of in (handlers.to_outcome, handlers.to_brief_outcome)
     )
     without = {"message": "", "traceback": ""}
     if isinstance(whole, Failed):
@@ -428,20 +429,20 @@ def test_error_class_without_a_module_is_named():
     class Odd(Exception, metaclass=Meta):  # noqa: N818
         pass
 
-    brief = handlers.brief_of(raise_in_handler(Odd("no")), "class")
+    brief = handlers.to_brief_outcome(raise_in_handler(Odd("no")), "class")
     assert isinstance(brief, Failed)
     assert brief.error_class == "Odd"
     assert len(handlers.Description(raise_in_handler(Odd("no"))).fingerprint("h:go")) == LENGTH
 
 
 def test_retry_and_dead_exceptions_become_requests():
-    asked = handlers.outcome_of(raise_in_handler(Retry(after=2.5)), "class")
+    asked = handlers.to_outcome(raise_in_handler(Retry(after=2.5)), "class")
     assert isinstance(asked, RetryAsked)
     assert asked.after == 2.5
-    plain = handlers.outcome_of(raise_in_handler(Retry()), "class")
+    plain = handlers.to_outcome(raise_in_handler(Retry()), "class")
     assert isinstance(plain, RetryAsked)
     assert plain.after is None
-    dead = handlers.outcome_of(raise_in_handler(Dead("cut off")), "message")
+    dead = handlers.to_outcome(raise_in_handler(Dead("cut off")), "message")
     assert isinstance(dead, DeadAsked)
     assert (dead.reason, dead.failure.message) == ("dead", "cut off")
 
@@ -465,7 +466,7 @@ def test_decorator_without_parentheses_error_shows_usage():
 
 
 def test_soft_timeout_is_a_failure_marked_timed_out():
-    failed = handlers.outcome_of(raise_in_handler(SoftTimeout("over")), "class")
+    failed = handlers.to_outcome(raise_in_handler(SoftTimeout("over")), "class")
     assert isinstance(failed, Failed)
     assert failed.timed_out
 
@@ -538,11 +539,11 @@ def test_explicit_settings_override_a_retry_policy(write: Write, folder: Path):
 
 
 def test_error_class_uses_its_public_module_name():
-    names = lineage_of(redis.ConnectionError)
+    names = class_lineage(redis.ConnectionError)
     assert names[:3] == (
         "redis.exceptions.ConnectionError",
         "ConnectionError",
         "redis.ConnectionError",
     )
     assert names.index("redis.RedisError") < names.index("Exception")
-    assert "redis.OSError" not in lineage_of(OSError)
+    assert "redis.OSError" not in class_lineage(OSError)

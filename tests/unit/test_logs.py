@@ -527,7 +527,7 @@ def test_forked_child_drops_the_log_buffer_of_its_parent() -> None:
         pid = os.fork()
         if pid == 0:
             os.closerange(3, reader)
-            logs.assume("worker")
+            logs.set_role("worker")
             os.set_blocking(reader, False)
             read_all(reader)
             logs.event("worker.started")

@@ -17,10 +17,10 @@ from streamqd.outbox.rows import (
     decode_all,
     encode,
     new_uid,
-    unix_ms_of,
+    uid_unix_ms,
 )
 from streamqd.outbox.table import COLUMNS, DIALECTS, OutboxTable
-from streamqd.producer.encoding import Outgoing, envelope_of, fields_of, to_encoded
+from streamqd.producer.encoding import Outgoing, encode_fields, to_encoded, to_envelope
 
 MAX = 1 << 20
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -54,9 +54,9 @@ def read(row: SentRow, at: int = 1) -> OutboxRow:
 
 @given(messages)
 def test_message_survives_the_columns_unchanged(message: Outgoing) -> None:
-    row = read(encode("orders", to_encoded(envelope_of(message, MAX)), 1_700_000_000_000))
+    row = read(encode("orders", to_encoded(to_envelope(message, MAX)), 1_700_000_000_000))
     assert row.fault == ""
-    assert row.fields == fields_of(message, MAX)
+    assert row.fields == encode_fields(message, MAX)
     assert row.size == sum(map(len, row.fields))
     assert row.partition == message.partition
     assert (row.due_unix_ms is None) == (message.delay is None)
@@ -77,7 +77,7 @@ def test_hostile_row_is_decoded_or_has_a_fault(values: list[Any]) -> None:
 
 @given(st.sampled_from(COLUMNS[1:]), hostile)
 def test_hostile_column_leaves_the_others_intact(name: str, value: Any) -> None:
-    good = encode("orders", to_encoded(envelope_of(Outgoing(b"x", key="k"), MAX)))
+    good = encode("orders", to_encoded(to_envelope(Outgoing(b"x", key="k"), MAX)))
     columns = dict(zip(COLUMNS[1:], good, strict=True)) | {name: value}
     row = decode((1, *columns.values(), None, None), MAX)
     raw = [each.encode() if isinstance(each, str) else each for each in columns.values()]
@@ -91,7 +91,7 @@ def test_hostile_column_leaves_the_others_intact(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [(MAX + 1, None), (None, MAX + 1)])
 def test_fault_of_an_oversized_row_names_its_size(sizes: tuple[int, int]) -> None:
-    good = encode("orders", to_encoded(envelope_of(b"x", MAX)))
+    good = encode("orders", to_encoded(to_envelope(b"x", MAX)))
     assert " 1,048,577 bytes" in decode((1, *good, *sizes), MAX).fault
 
 
@@ -101,7 +101,7 @@ def test_uid_is_a_uuid7_of_its_time(unix_ms: int) -> None:
     assert UID.fullmatch(uid)
     assert uid[12] == "7"
     assert uid[16] in "89ab"
-    assert unix_ms_of(uid) == unix_ms
+    assert uid_unix_ms(uid) == unix_ms
 
 
 def test_uids_of_one_millisecond_differ() -> None:

@@ -65,7 +65,7 @@ def test_hostile_exception_still_has_an_outcome(kind: Any, detail: str):
     """
     error = raise_error(kind)
     expected = DeadAsked if kind is DeadAndSilent else Failed
-    assert type(handlers.outcome_of(error, detail)) is expected
-    assert type(handlers.brief_of(error, detail)) is expected
+    assert type(handlers.to_outcome(error, detail)) is expected
+    assert type(handlers.to_brief_outcome(error, detail)) is expected
     assert handlers.Description(error).place().startswith("test_outcomes.py:")
     assert len(handlers.Description(error).fingerprint("work:handle")) > 8

@@ -25,12 +25,12 @@ from streamqd.handlers import (
     Retry,
     Signature,
     Undecodable,
-    error_of,
-    misfits,
-    outcome_of,
+    find_mismatches,
+    run_error,
+    to_outcome,
 )
 from streamqd.handlers.payloads import decoder
-from streamqd.handlers.signatures import form_of
+from streamqd.handlers.signatures import read_signature
 from streamqd.message import Delivery, Message
 from streamqd.model import Assignment, DeadAsked, ReleaseAsked
 from streamqd.worker.batches import errors_of
@@ -136,21 +136,21 @@ class Generator:
     ],
 )
 def test_form_of_parses_the_handler_signature(function: Callable[..., object], form: Signature):
-    assert form_of(function, "h:go") == form
+    assert read_signature(function, "h:go") == form
 
 
 def test_form_of_accepts_a_quoted_message_annotation():
     def quoted(batch): ...  # type: ignore[no-untyped-def]
 
     quoted.__annotations__["batch"] = list["Message"]
-    assert form_of(quoted, "h:go") == Signature(batch=True)
+    assert read_signature(quoted, "h:go") == Signature(batch=True)
 
 
 def test_second_handler_parameter_must_be_the_message():
     def wrong(order: Order, other: Order) -> None: ...
 
     with pytest.raises(HandlerLoadError, match="second parameter must be the message"):
-        form_of(wrong, "h:go")
+        read_signature(wrong, "h:go")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_message_inside_another_annotation_is_refused(annotation: Any):
 
     wrong.__annotations__["given"] = annotation
     with pytest.raises(HandlerLoadError, match=r"^h:go: given is .* write Message for one .*list"):
-        form_of(wrong, "h:go")
+        read_signature(wrong, "h:go")
 
 
 @pytest.mark.parametrize(
@@ -186,37 +186,37 @@ def test_message_inside_another_annotation_is_refused(annotation: Any):
 )
 def test_generator_handler_is_refused(function: Callable[..., object]):
     with pytest.raises(HandlerLoadError, match=r"h:go contains yield.*; remove the yield"):
-        form_of(function, "h:go")
+        read_signature(function, "h:go")
 
 
 def test_misfits_names_settings_unfit_for_a_handler():
     base = {"topic": "t", "group": "g", "handler": "h:go"}
     several = Consumer(**base, batch=5, concurrency=4)
-    (problem,) = misfits([several], {"h:go": ["batch"]})
+    (problem,) = find_mismatches([several], {"h:go": ["batch"]})
     assert problem.startswith(
         "@handler(t/g).concurrency: h:go is a batch handler, and batches run one"
     )
-    assert misfits([replace(several, order="partition")], {"h:go": ["batch"]}) == []
+    assert find_mismatches([replace(several, order="partition")], {"h:go": ["batch"]}) == []
     for on_error in ("block", "hold-key"):
-        (problem,) = misfits([Consumer(**base, on_error=on_error)], {"h:go": ["batch"]})
+        (problem,) = find_mismatches([Consumer(**base, on_error=on_error)], {"h:go": ["batch"]})
         assert problem.startswith("@handler(t/g).on_error: h:go takes batches, whose messages fail")
-    assert misfits([Consumer(**base, on_error="hold-key")], {"h:go": []}) == []
-    assert len(misfits([Consumer(**base, batch=5)], {"h:go": []})) == 1
-    assert misfits([Consumer(**base, batch=5)], {}) == [], "it could not be loaded"
-    assert misfits([Consumer(**base, codec="msgpack")], {"h:go": ["typed"]}) == []
+    assert find_mismatches([Consumer(**base, on_error="hold-key")], {"h:go": []}) == []
+    assert len(find_mismatches([Consumer(**base, batch=5)], {"h:go": []})) == 1
+    assert find_mismatches([Consumer(**base, batch=5)], {}) == [], "it could not be loaded"
+    assert find_mismatches([Consumer(**base, codec="msgpack")], {"h:go": ["typed"]}) == []
 
 
 def test_more_than_128_threads_are_refused():
     """More than 128 threads are refused, although 4,096 coroutines are allowed."""
     many = Consumer(topic="t", group="g", handler="h:go", concurrency=129)
-    (problem,) = misfits([many], {"h:go": []})
+    (problem,) = find_mismatches([many], {"h:go": []})
     assert problem == (
         "@handler(t/g).concurrency: h:go is not a coroutine, and a worker runs 128 threads at most;"
         " set concurrency to 128 or less, or write the handler with async def"
     )
-    assert misfits([replace(many, concurrency=128)], {"h:go": ["typed"]}) == []
-    assert misfits([replace(many, concurrency=4_096)], {"h:go": ["async"]}) == []
-    assert misfits([replace(many, order="partition")], {"h:go": []}) == []
+    assert find_mismatches([replace(many, concurrency=128)], {"h:go": ["typed"]}) == []
+    assert find_mismatches([replace(many, concurrency=4_096)], {"h:go": ["async"]}) == []
+    assert find_mismatches([replace(many, order="partition")], {"h:go": []}) == []
 
 
 # --- decoding -------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_decoding_error_does_not_contain_the_value(kind: Any, payload: bytes, se
     with pytest.raises(Undecodable, match=sentence) as caught:
         decoder(kind, "json", "h:go")(payload)
     assert "secret" not in str(caught.value)
-    found = outcome_of(caught.value, "traceback")
+    found = to_outcome(caught.value, "traceback")
     assert isinstance(found, DeadAsked)
     assert (found.reason, found.failure.traceback) == ("undecodable", "")
     assert found.failure.error_class == "streamqd.handlers.Undecodable"
@@ -299,25 +299,25 @@ def test_error_without_msgspec_names_the_package():
 
 
 def test_handler_may_return_a_verdict():
-    assert error_of(Result.ACK) is None
-    assert error_of(0) is None
-    assert isinstance(error_of(Result.RETRY), Retry)
-    assert isinstance(error_of(Result.DEAD), Dead)
-    assert isinstance(error_of(Result.RELEASE), Release)
+    assert run_error(Result.ACK) is None
+    assert run_error(0) is None
+    assert isinstance(run_error(Result.RETRY), Retry)
+    assert isinstance(run_error(Result.DEAD), Dead)
+    assert isinstance(run_error(Result.RELEASE), Release)
     returned = Retry(3)
-    assert error_of(returned) is returned
-    assert outcome_of(Release(), "class") == ReleaseAsked()
+    assert run_error(returned) is returned
+    assert to_outcome(Release(), "class") == ReleaseAsked()
 
 
 def test_unawaited_coroutine_is_a_failure():
     async def forgotten() -> None: ...
 
-    assert isinstance(error_of(forgotten()), TypeError)
+    assert isinstance(run_error(forgotten()), TypeError)
 
 
 def test_returned_generator_is_a_failure():
     for each in (generator(message()), async_generator(message()), (n for n in range(3))):
-        assert isinstance(error_of(each), TypeError)
+        assert isinstance(run_error(each), TypeError)
 
 
 def test_batch_result_has_an_outcome_per_message():

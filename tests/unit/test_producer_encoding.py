@@ -14,7 +14,7 @@ import pytest
 
 from streamqd.errors import MessageTooLargeError
 from streamqd.handlers.payloads import decoder
-from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, to_encoded
+from streamqd.producer.encoding import Encoded, Outgoing, batches, to_encoded, to_envelope
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -41,7 +41,7 @@ class Model(pydantic.BaseModel):
 
 
 def encode(item: Outgoing) -> Encoded:
-    return to_encoded(envelope_of(item, 1000))
+    return to_encoded(to_envelope(item, 1000))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_unsendable_value_error_is_one_sentence(
 
 
 def cut_batches(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:
-    found = batches(items, partial(envelope_of, max_bytes=1000), count=count, size=size)
+    found = batches(items, partial(to_envelope, max_bytes=1000), count=count, size=size)
     return [[to_encoded(each).fields[1] for each in batch] for batch in found]
 
 
@@ -173,7 +173,7 @@ def test_error_is_raised_after_the_items_before_it() -> None:
         yield b"2"
         raise LookupError("the source is gone")
 
-    found = batches(items(), partial(envelope_of, max_bytes=1000), count=3, size=1000)
+    found = batches(items(), partial(to_envelope, max_bytes=1000), count=3, size=1000)
 
     assert [to_encoded(each).fields[1] for each in next(found)] == [b"1", b"2"]
     with pytest.raises(LookupError):

@@ -12,7 +12,7 @@ import tomli
 
 from streamqd import config
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS
-from streamqd.config.setting import Kind, settings_of
+from streamqd.config.setting import Kind, section_settings
 from streamqd.model import Backoff
 
 REFERENCE = Path(__file__).parents[2] / "etc/streamq.toml"
@@ -55,16 +55,16 @@ def test_reference_states_the_defaults(
     assert settings.outboxes == (config.OutboxSettings("shop", "${DATABASE_URL}"),)
     assert settings.pipelines == {"access": config.Pipeline()}
     assert settings.topics == {"access": config.Topic()}
-    assert settings.topics["access"].stated == set(settings_of(config.Topic))
+    assert settings.topics["access"].explicit == set(section_settings(config.Topic))
     expected = config.Consumer(topic="access", group="hits", handler="weblog:count_hit")
     assert settings.consumers == (expected,)
-    assert settings.consumers[0].stated == set(settings_of(config.Consumer))
+    assert settings.consumers[0].explicit == set(section_settings(config.Consumer))
 
 
 def test_reference_describes_every_setting_once() -> None:
     text = config.reference_toml()
     for section in (*SECTIONS.values(), *NAMED_SECTIONS.values(), config.Consumer, config.Schedule):
-        for name, setting in settings_of(section).items():
+        for name, setting in section_settings(section).items():
             assert re.search(rf"(?m)^#{name}(\.\w+)? = ", text), name
             flat = re.sub(r"\s*\n#\s*", " ", text)
             assert setting.doc in flat, name
@@ -76,8 +76,8 @@ def test_reference_lines_have_at_most_100_columns() -> None:
 
 @pytest.mark.parametrize("section", TABLES, ids=lambda section: section.__name__)
 def test_every_setting_has_a_description(section: type) -> None:
-    described = settings_of(section)
-    fields = {field.name for field in dataclasses.fields(section)} - {"stated", "place"}
+    described = section_settings(section)
+    fields = {field.name for field in dataclasses.fields(section)} - {"explicit", "place"}
     assert set(described) == fields
     for name, setting in described.items():
         assert re.search(r"[.!]$", setting.doc), name
@@ -146,13 +146,13 @@ def test_schema_contains_exactly_the_settings() -> None:
     for name, section in SECTIONS.items():
         table = schema["properties"][name]
         assert table["additionalProperties"] is False
-        assert set(table["properties"]) == set(settings_of(section))
+        assert set(table["properties"]) == set(section_settings(section))
     consumer = schema["properties"]["consumers"]["items"]
-    assert set(consumer["properties"]) == set(settings_of(config.Consumer))
+    assert set(consumer["properties"]) == set(section_settings(config.Consumer))
     assert consumer["required"] == ["topic", "group"]
     topic = schema["properties"]["topics"]["additionalProperties"]
     bounds = topic["properties"]["retention"]["properties"]
-    assert set(bounds) == set(settings_of(config.Retention))
+    assert set(bounds) == set(section_settings(config.Retention))
 
 
 def test_schema_has_the_bounds_and_defaults_of_the_settings() -> None:

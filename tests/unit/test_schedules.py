@@ -277,8 +277,8 @@ def test_steps_are_bounded_and_end_after_now(
 def test_schedule_record_round_trips(payload: Any, every: int, key: str | None) -> None:
     table = {"name": "a", "topic": "t", "every": every / 1000, "payload": payload}
     [of] = declare_schedules([table | ({"key": key} if key else {})])
-    assert record.read(record.text_of(of)) == of
-    assert record.text_of(record.read(record.text_of(of))) == record.text_of(of)
+    assert record.read(record.serialize(of)) == of
+    assert record.serialize(record.read(record.serialize(of))) == record.serialize(of)
 
 
 def test_equal_cron_expressions_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_equal_cron_expressions_are_parsed_once(monkeypatch: pytest.MonkeyPatch)
     begin, due = 1_790_000_000_000, None
     for number in range(100):
         stated = schedule(name=f"s{number}", cron="*/7 1-22 * * *", timezone="Asia/Tokyo")
-        found = record.read(record.text_of(stated))
+        found = record.read(record.serialize(stated))
         assert found == stated
         due = due or next_tick(found, begin)
         assert due is not None
@@ -324,13 +324,13 @@ def test_invalid_schedule_record_is_refused(text: str, clause: str) -> None:
 
 def test_message_has_the_key_and_due_time_of_its_schedule() -> None:
     of = dataclasses.replace(schedule(every=60.0), payload='{"kind":"full"}')
-    assert record.message_of(of, 60_000) == [
+    assert record.message_fields(of, 60_000) == [
         *("payload", b'{"kind":"full"}', "key", b"nightly"),
         *("headers", '{"x-schedule":"nightly","x-scheduled-for":"1970-01-01T00:01:00Z"}'),
     ]
     to = dataclasses.replace(of, partition=3, payload='"plain text"')
-    assert record.message_of(to, 60_000)[:3] == ["payload", b"plain text", "headers"]
-    assert record.partition_of(to, 8) == 3
+    assert record.message_fields(to, 60_000)[:3] == ["payload", b"plain text", "headers"]
+    assert record.choose_partition(to, 8) == 3
 
 
 # --- the configuration ----------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from streamqd.scoreboard import (
     WorkerCommand,
     WorkerSlot,
     WorkerState,
-    entries_of,
+    table_size,
 )
 
 ASSIGNMENT = Assignment("access", 3, "hits")
@@ -241,7 +241,7 @@ def test_slot_table_entries_are_added_and_removed_singly(slot: WorkerSlot):
 def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
     """The slot of a worker takes little memory if the worker has few lanes."""
     slot.open_table(lanes)
-    last = entries_of(lanes) - 1
+    last = table_size(lanes) - 1
     assert slot.in_flight == last + 1
     slot.put(last, PLACES[0])
     slot.states[last], slot.run_seq = RUNNING, 9

@@ -14,12 +14,12 @@ import pytest
 from streamqd.admin import due, reading, trace
 from streamqd.admin import retention as admin_retention
 from streamqd.config import Consumer, outboxes
-from streamqd.config.setting import settings_of
+from streamqd.config.setting import section_settings
 from streamqd.housekeeper import dead_letter_expirer, promoter, retention_enforcer, trimmer
 from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.policy import silence
 from streamqd.process import Child, Exit
-from streamqd.scoreboard import DONE, Scoreboard, entries_of
+from streamqd.scoreboard import DONE, Scoreboard, table_size
 from streamqd.store import (
     dead,
     directives,
@@ -299,7 +299,7 @@ FEEDERS: dict[str, list[int]] = {
     ],
     "messages.PLACES_MAX": [settler.BATCH_MAX],
     "outbox.FIELDS_MAX": [],
-    "outbox.ROWS_MAX": [settings_of(outboxes.OutboxSettings)["batch"].max],
+    "outbox.ROWS_MAX": [section_settings(outboxes.OutboxSettings)["batch"].max],
     "publishing.FIELDS_MAX": [],
     "retention.MISSING_MAX": [retention_enforcer.MISSING],
     "retention.REMOVED_MAX": [trimmer.PAGE, retention_enforcer.PAGE, admin_retention.PAGE],
@@ -332,9 +332,9 @@ def test_two_reads_fit_into_the_worker_table() -> None:
     A read brings up to `prefetch_max` entries of each stream while as many are running.
     """
     lanes = largest("concurrency")
-    assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
+    assert 2 * largest("prefetch_max") + lanes <= table_size(lanes) == ENTRIES_MAX
     # The table holds one read, the unsettled entries of the previous one, and held messages.
-    assert 3 * largest("prefetch_max") + serial.DUE_MAX <= entries_of(1)
+    assert 3 * largest("prefetch_max") + serial.DUE_MAX <= table_size(1)
 
 
 def test_related_limits_of_both_sides_agree() -> None:

@@ -9,7 +9,7 @@ import pytest
 from streamqd.message import Delivery, Message
 from streamqd.model import Assignment
 from streamqd.policy.partitioning import crc32_partition
-from streamqd.producer.encoding import fields_of
+from streamqd.producer.encoding import encode_fields
 from streamqd.worker.dead_letters import bookkeeping_fields
 from tests.support.vectors import VECTORS, flat, outgoing, raw
 from tests.unit.test_partitioning import bitwise_crc32
@@ -37,7 +37,7 @@ def test_key_partitions_match_the_wire_vectors(vector: dict[str, Any]) -> None:
 
 @each("write")
 def test_producers_write_the_wire_vectors(vector: dict[str, Any]) -> None:
-    assert fields_of(outgoing(vector["send"]), 1000) == flat(vector["fields"])
+    assert encode_fields(outgoing(vector["send"]), 1000) == flat(vector["fields"])
 
 
 @each("write")

@@ -38,7 +38,7 @@ from streamqd.admin.reading import (
     server_unix_ms,
 )
 from streamqd.message import LAST_RUN, RUN_REFERENCE
-from streamqd.policy.fingerprint import dead_letter_fingerprint, frame_of
+from streamqd.policy.fingerprint import dead_letter_fingerprint, innermost_user_frame
 from streamqd.store import topics as registry
 from streamqd.store.store import Store
 
@@ -167,7 +167,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
         topic=topic,
         partition=entry.partition,
         **known | {each.name: getattr(row, each.name) for each in fields(row)},
-        frame=frame_of(known["traceback"]),
+        frame=innermost_user_frame(known["traceback"]),
         moving_to=mark.decode("utf-8", "replace").partition(" ")[2],
         trace_id=span[1] if span else "",
         span_id=span[2] if span else "",
@@ -318,7 +318,7 @@ class _CauseTally:
         return FailureCause(
             **newest.fields_for(FailureCause) | {"group": group},
             fingerprint=fingerprint,
-            frame=frame_of(newest.text(b"traceback")),
+            frame=innermost_user_frame(newest.text(b"traceback")),
             count=self.count,
             first_unix_ms=self.first.id.ms,
             last_unix_ms=self.newest.id.ms,

@@ -76,7 +76,7 @@ def _configured_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The configured partition count differs from the registered one."""
     for topic in facts.topics:
         stated = facts.settings.topics.get(topic.name)
-        if stated is None or "partitions" not in stated.stated or topic.partitions is None:
+        if stated is None or "partitions" not in stated.explicit or topic.partitions is None:
             continue
         count, name = stated.partitions, f"topics.{topic.name}.partitions"
         if count == topic.partitions:

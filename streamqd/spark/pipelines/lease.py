@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from typing import Self
 
 from streamqd.errors import RedisResponseError, RedisUnavailableError, RequestRefusedError
-from streamqd.process_token import holder_of, is_gone, new_token
+from streamqd.process_token import describe_holder, is_gone, new_token
 from streamqd.store import archives
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -69,7 +69,7 @@ class PipelineLease:
                 reply = link.run(self._acquire_call(holder))
         if reply.word == "HELD":
             raise RequestRefusedError(
-                f"{self._what} by {holder_of(_text(reply.values[0]))}, whose lease expires"
+                f"{self._what} by {describe_holder(_text(reply.values[0]))}, whose lease expires"
                 f" {max(0, reply.values[1]) / 1000:.0f} s after it exits"
             )
         self._until = began + self._ttl

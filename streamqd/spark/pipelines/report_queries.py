@@ -159,7 +159,9 @@ def _cause(*told: str | None) -> tuple[str, str]:
         for name, text in zip(names, told, strict=True)
         if text is not None
     }
-    return fingerprints.dead_letter_fingerprint(fields), fingerprints.frame_of(told[4] or "")
+    return fingerprints.dead_letter_fingerprint(fields), fingerprints.innermost_user_frame(
+        told[4] or ""
+    )
 
 
 def bar_width(rows: list[dict[str, Any]]) -> int:
