@@ -92,7 +92,7 @@ def count_halted(daemon: Daemon) -> int:
 
 
 def test_outage_costs_each_partition_only_a_few_failures(new_daemon: NewDaemon):
-    """An outage that reaches all four partitions at once costs each only a few failures."""
+    """An outage of all four partitions costs each only a few failures."""
     daemon = configure_daemon(new_daemon, "1h")
     (daemon.folder / "down").touch()
     with daemon:

@@ -1,4 +1,4 @@
-"""A warm standby replaces a worker without a gap and without repeats, whatever fails meanwhile.
+"""A warm standby replaces a worker without a gap and without repeats, even if something fails.
 
 Handlers record the start and end of their hooks in the ledger, so that the tests can compare the
 real order of events.
@@ -477,7 +477,7 @@ def test_killed_supervisor_leaves_no_standby(new_hooked_daemon: NewDaemon):
 
 
 def test_killed_supervisor_leaves_no_program_of_a_standby(new_hooked_daemon: NewDaemon):
-    """If a supervisor is killed, the program that a standby started goes as well.
+    """If a supervisor is killed, the program that a standby started exits too.
 
     The kernel kills only the standby itself.
     """

@@ -68,8 +68,8 @@ def test_environment_password_is_not_inherited_by_workers(
         daemon.wait_for(daemon.letters, what="it is dead")
         own, child, kernel = json.loads((tmp_path / "spied").read_text())
 
-        # The address stays in the environment. A client that uses it is told that the password is
-        # missing.
+        # The address stays in the environment. A client that uses it gets an error about a missing
+        # password.
         assert own["STREAMQ_REDIS__URL"] == login.replace(f":{PASSWORD}@", "@")
         assert PASSWORD not in child
         assert PASSWORD not in kernel

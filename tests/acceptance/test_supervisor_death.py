@@ -1,4 +1,4 @@
-"""A killed supervisor leaves its scoreboard, which tells finished messages from running ones."""
+"""A killed supervisor leaves its scoreboard, which shows the finished and the running messages."""
 
 from __future__ import annotations
 

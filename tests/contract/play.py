@@ -28,7 +28,7 @@ OWNERS = ("A", "B")
 
 @dataclass
 class Actor:
-    """What one owner knows about one group, which may be outdated."""
+    """One owner's knowledge about one group, which may be outdated."""
 
     token: str = ""
     session: str = ""

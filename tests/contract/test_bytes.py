@@ -1,4 +1,4 @@
-"""One call copies a bounded number of bytes, because the server runs nothing else meanwhile."""
+"""One call copies a bounded number of bytes, because the server runs nothing else during it."""
 
 from __future__ import annotations
 

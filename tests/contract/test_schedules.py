@@ -374,9 +374,9 @@ def test_schedule_declare_by_an_earlier_file_is_refused(harness: Harness) -> Non
 
 
 def test_schedule_declare_replaces_a_rolled_back_release(harness: Harness) -> None:
-    """A rollback replaces the later release.
+    """A rollback replaces the later release, although its own file was read earlier.
 
-    Its file was read earlier, but no instance declares the later one any more.
+    No instance declares the later release at this time.
     """
     store_schedule(harness)
     old = harness.now_unix_ms() - calls.TAKEOVER_MS - 1

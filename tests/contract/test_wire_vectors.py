@@ -1,4 +1,4 @@
-"""What the scripts write matches the published vectors of the wire format."""
+"""The scripts write the published vectors of the wire format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker handles several messages at once, although its real server misbehaves."""
+"""A worker handles several messages at a time, although its real server misbehaves."""
 
 from __future__ import annotations
 

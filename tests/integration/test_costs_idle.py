@@ -1,4 +1,4 @@
-"""What an instance costs Redis apart from its messages, in machine-independent counts.
+"""The cost of an instance for Redis apart from its messages, in machine-independent counts.
 
 As in test_costs.py, every figure is in docs/internals/counted-costs.md.
 """

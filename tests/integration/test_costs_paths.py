@@ -1,4 +1,4 @@
-"""What other paths of a message cost Redis: concurrency, batches, retries and replays.
+"""The cost of a message on other paths: with concurrency, in batches, retried, and replayed.
 
 As in test_costs.py, every figure is in docs/internals/counted-costs.md, and no timer influences the
 counts.

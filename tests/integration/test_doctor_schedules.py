@@ -99,7 +99,7 @@ def test_doctor_finds_a_schedule_that_does_not_fire(doctor_case: DoctorCase) -> 
 def test_doctor_finds_overlap_with_an_unknown_group(doctor_case: DoctorCase) -> None:
     """The doctor finds an unknown group.
 
-    A misspelt name would let the messages of slow ticks pile up.
+    A misspelled name would let the messages of slow ticks pile up.
     """
 
     def declare(group: str, since: int) -> None:

@@ -107,7 +107,7 @@ def test_embedded_server_accepts_a_path_with_special_chars(state_dir: Path) -> N
 
 def test_embedded_server_reports_unreadable_data(idle_server: EmbeddedServer) -> None:
     idle_server.folder.mkdir(mode=0o700)
-    # Version 6.2 has a single file, and 7.0 or later a folder with a manifest.
+    # Version 6.2 has a single file, and 7.0 or later a directory with a manifest.
     (idle_server.folder / "appendonly.aof").write_bytes(b"*1\r\nnonsense\r\n*1\r\n")
     manifest = idle_server.folder / "appendonlydir" / "appendonly.aof.manifest"
     manifest.parent.mkdir()

@@ -23,7 +23,7 @@ CHAIN = ("server.pem", "ca.pem")
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate authority, and its signed certificate for 127.0.0.1."""
+    """A directory with a certificate authority, and its signed certificate for 127.0.0.1."""
     return require(tls.certificates, tmp_path_factory.mktemp("tls"))
 
 

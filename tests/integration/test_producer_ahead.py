@@ -129,7 +129,7 @@ def test_lost_reply_stops_the_following_chunks(proxy, link, keys, fault, chunk):
             producer.send_many("access", (b"%d" % n for n in range(2000)))
         assert_in_step(producer, link, keys)
 
-    written = chunk * CHUNK  # the server executes the commands in spite of each fault
+    written = chunk * CHUNK  # the server executes the commands despite each fault
     assert caught.value.unknown == CHUNK
     assert caught.value.ids == stream_ids(link, keys)[1 : 1 + written - CHUNK]
     assert payloads(link, keys)[1 : 1 + written] == make_texts(written)

@@ -321,7 +321,7 @@ def test_dead_letters_are_committed_in_portions(
 ) -> None:
     """Dead letters are committed in portions.
 
-    A portion may end within a partition, so that a kill loses only what is not committed yet.
+    A portion may end within a partition, so that a kill loses only uncommitted ones.
     """
     monkeypatch.setattr(dead_letters, "PORTION_ROWS", 1)
     monkeypatch.setattr(reader, "BATCH_ROWS", 1)

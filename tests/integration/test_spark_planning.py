@@ -309,7 +309,7 @@ def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixt
 def test_recreated_stream_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, first: int, count: int
 ) -> None:
-    """A recreated stream is a loss, whatever its number of entries and whatever their IDs."""
+    """A recreated stream is a loss, with any number of entries and with any IDs."""
     if shop.server.version < (7,) and first <= 100 <= first + count - 1:
         pytest.skip("Redis 6.2 does not count: ids of the past may be those of the one stream")
     shop.fill(0, 1, 100)

@@ -1,4 +1,4 @@
-"""A worker scans the pending entries of other clients page by page, and keeps reading meanwhile."""
+"""A worker scans the pending entries of other clients page by page, and reads between pages."""
 
 from __future__ import annotations
 

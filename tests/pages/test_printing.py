@@ -1,4 +1,4 @@
-"""What an example prints about a message cannot be taken for a log line.
+"""The output of an example about a message cannot be taken for a log line.
 
 The standard output of a handler is passed on unchanged. If readers copy an example, it must not
 allow senders to write to the terminal and the journal.

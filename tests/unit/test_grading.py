@@ -1,4 +1,4 @@
-"""A problem has the same severity wherever it is reported: in `why`, `doctor` and the overview."""
+"""A problem has the same severity in `why`, `doctor` and the overview."""
 
 from __future__ import annotations
 

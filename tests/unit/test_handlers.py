@@ -73,7 +73,7 @@ def test_load_finds_a_function_and_its_module_hooks(write: Write, folder: Path):
     ],
 )
 def test_redact_error_replaces_the_error_text(write: Write, folder: Path, code: str, kept: str):
-    """Whatever the hook returns, the failure is recorded, with no text except what it returned."""
+    """Whatever the hook returns, the failure is recorded, without any other text of the error."""
     name = f"r{len(code)}"
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
     loaded = handlers.load(f"{name}:go", folder)

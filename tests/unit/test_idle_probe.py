@@ -1,4 +1,4 @@
-"""A probe tells a slow server from a dead connection."""
+"""A probe distinguishes a slow server from a dead connection."""
 
 from __future__ import annotations
 

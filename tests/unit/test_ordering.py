@@ -1,4 +1,4 @@
-"""Which entries may start: one per key and in order, no matter in which order runs finish."""
+"""One entry per key may start, in order, no matter in which order the runs finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine of an assignment: its next call, what an answer changes, and what is charged.
+"""The state machine of an assignment: its next call, the effect of an answer, and charges.
 
 The tests pass in the answers. If there is no answer, the call must be repeated with the same
 arguments.

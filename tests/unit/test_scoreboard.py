@@ -377,7 +377,7 @@ def test_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
 
 
 def test_detached_slot_writes_to_private_memory():
-    """What a forked child writes never reaches the process that owns the slot."""
+    """Writes of a forked child never reach the process that owns the slot."""
     board = Scoreboard(slots=4)
     slot, other = board.allot(Assignment("a", 0, "g")), board.allot(Assignment("a", 1, "g"))
     slot.words[WORD_COMMAND], slot.states[5] = 2, RUNNING

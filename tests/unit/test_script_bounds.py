@@ -51,8 +51,7 @@ _LISTS = {
     *("XRANGE", "XREVRANGE", "XPENDING", "LRANGE", "SORT"),
     *("HGETALL", "HKEYS", "HVALS", "SMEMBERS", "SUNION", "SINTER", "SDIFF", "KEYS"),
 }
-# The arguments of these commands have no bound of their own. Each has a reason why it is bounded
-# nevertheless.
+# Commands whose arguments have no bound of their own, and the reasons why they are bounded.
 BOUNDED_OTHERWISE = {
     "'HKEYS', attempts": "only of a hash with at most SMALL fields",
     "'HGETALL', control": "the orders of a fleet: a field for each kind and instance",

@@ -178,7 +178,7 @@ def test_remaining_entries_are_read_once_after_a_loss(
 def test_trim_up_to_the_reader_is_not_a_loss() -> None:
     """A trim up to the reader's position is not a loss.
 
-    The last entry that was read is gone, so IDs alone could not tell.
+    The last entry that was read is gone, so IDs alone could not show this.
     """
     stream = Stream([(1, 0), (5, 0), (9, 0)], trimmed=2)
     assert offsets.find_loss(Position((5, 0), 2), stream.facts()) is None
