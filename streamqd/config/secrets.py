@@ -48,8 +48,9 @@ def scrub(environ: MutableMapping[str, str]) -> None:
 
 
 def _replace_password(url: str, password: str, parameter: str) -> str:
-    """Return a URL with `:PASSWORD` before the host and the password parameter replaced.
+    """Return a URL with its password replaced, both before the host and in the query string.
 
+    `password` replaces `:PASSWORD` before the host, and `parameter` replaces the query parameter.
     Everything up to the last @ counts as user and password, so that too much is hidden rather than
     too little.
     """

@@ -121,10 +121,7 @@ _BACKOFF: dict[str, Setting] = {
 
 
 def section_settings(section: type) -> dict[str, Setting]:
-    """Return the settings that the dataclass of a section defines.
-
-    The result maps their names to the settings, in the order of the fields.
-    """
+    """Return the settings of a section by name, in the order in which its dataclass has them."""
     return _described_by(section)
 
 

@@ -112,10 +112,11 @@ class TimeSlice:
         self._steps: Steps | None = None
 
     def run(self) -> float | None:
-        """Take a turn, in which the steps are started or continued.
+        """Start or continue the steps, for one turn.
 
-        Return 0 if they have not finished, and their result if they have. After an exception, the
-        next turn starts with the first step again.
+        If steps are left when the turn is over, return 0, so that the next turn follows soon.
+        Otherwise, return the result of the steps. After an exception, the next turn starts with the
+        first step again.
         """
         until = time.monotonic() + TURN_SECONDS
         steps, self._steps = self._steps or self._begin(), None

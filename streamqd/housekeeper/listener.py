@@ -42,8 +42,8 @@ class Listener:
     def run(self, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
         """Check the waiting workers.
 
-        If a worker seems to have missed an entry, return the seconds until the second check, else
-        None.
+        If a worker seems to have missed an entry, return the seconds until the second check.
+        Otherwise, return None.
         """
         waiting: dict[Assignment, Poll] = {}
         for slot, assignment in owned:

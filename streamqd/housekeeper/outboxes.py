@@ -19,8 +19,8 @@ from streamqd.store.store import Store
 def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad: Once) -> None:
     """Read the figures of all outboxes into the view, in one round trip.
 
-    An outbox whose state is invalid gets no figures. If Redis refuses to read an outbox, raises
-    RedisResponseError after the others are recorded.
+    An outbox whose state is invalid gets no figures. If Redis refuses to read an outbox,
+    RedisResponseError is raised after the figures of the others are recorded.
     """
     if not names:
         return

@@ -41,8 +41,8 @@ class Member:
     """A live instance that can own assignments.
 
     `weight` is at least 1. `cap` is the maximum number of assignments, or 0 for no limit.
-    `owned_elsewhere` is the number of assignments that the member owns in addition to those to be
-    assigned. They count toward its load and its cap, but do not move.
+    `owned_elsewhere` is the number of assignments that the member owns, but that are not among
+    those to be assigned. They count toward its load and its cap, but do not move.
     """
 
     id: str

@@ -26,9 +26,10 @@ class DeadLetterRate:
     def __init__(
         self, dead_letters: int, window: float, share: float, memory: DeadLetterRateMemory = NOTHING
     ) -> None:
-        """Define a flood: `dead_letters` dead letters within `window` seconds.
+        """Watch for floods, each of at least `dead_letters` dead letters within `window` seconds.
 
-        They must also be at least the fraction `share` of all messages settled in that time.
+        They only count as a flood if they are at least the fraction `share` of all messages that
+        were settled in that time.
         """
         self._window = window
         self._share = share

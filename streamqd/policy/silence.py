@@ -39,8 +39,8 @@ Value = TypeVar("Value")
 class Unchanged(NamedTuple, Generic[Value]):
     """A value that is being watched for changes.
 
-    `checks` is the number of checks since it last changed, and `since` the time from which it is
-    unchanged (in seconds on the local clock).
+    `checks` is the number of checks since its last change, and `since` is the time from which it
+    counts as unchanged (in seconds on the local clock).
     """
 
     value: Value

@@ -69,9 +69,9 @@ class TopologyDiscovery:
             self._order = [*(each for each in self._order if each != address), address]
 
     def add(self, addresses: Sequence[Address]) -> None:
-        """Make these nodes, in addition to the configured ones, the nodes to ask from now on.
+        """Ask these nodes from now on, in addition to the configured ones.
 
-        Any other node is forgotten. Nodes that were already known keep their place in the order,
+        All other nodes are forgotten. Nodes that were already known keep their place in the order,
         and new ones are added at the end.
         """
         kept = {*addresses, *self.where.addresses}

@@ -98,7 +98,8 @@ class Fetcher:
     ) -> None:
         """Send one round, which acknowledges entries and reads up to `count` more per stream.
 
-        `main_acks` and `retry_acks` must be IDs of entries that are pending for this worker.
+        `main_acks` and `retry_acks` must be IDs of entries that are pending for this worker. To
+        wait at the server for an entry before the read, pass the result of `self.long_poll`.
         """
         parts = [long_poll, _MULTI] if long_poll else [_MULTI]
         self._pending_acks = 0

@@ -20,9 +20,10 @@ STARTED, SWITCHED, MARKED = "started", "switched", "marked"
 
 
 class Growth(NamedTuple):
-    """A growth in progress, as the call that starts it returns it.
+    """A growth in progress, as `begin` returns it.
 
-    After `mark`, `barriers` holds the last ID of each old partition. Before, it is empty.
+    `barriers` is empty until `mark` is called. After that, it holds the last ID of each old
+    partition.
     """
 
     token: str

@@ -111,8 +111,8 @@ class Interval:
     def by_assignment(self) -> list[HistoryRow]:
         """Return the rows of assignments, and for each group a row with its remaining figures.
 
-        The remaining figures are those of assignments that have no row of their own. A group
-        without any gets no row.
+        The remaining figures are those of assignments that have no row of their own. If a group has
+        no remaining figures, it gets no row.
         """
         rest = {
             (row.topic, row.group): replace(row, counts=dict(row.counts), handled=dict(row.handled))

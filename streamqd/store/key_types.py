@@ -26,7 +26,7 @@ def find_mistyped(link: Connection, wanted: Mapping[str, str]) -> list[InvalidVa
 
     `wanted` maps each key to its expected type, such as HASH. A key that does not exist has no
     error. If the actual type is a list or the type of a module, or if this user may not run the
-    command that would show it, the error reports "another type". Takes one round trip.
+    command that would show it, the error reports "another type". This takes one round trip.
     """
     commands = [(command, key) for key in wanted for command in _LENGTHS]
     replies = iter(link.pipeline(commands))

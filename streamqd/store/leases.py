@@ -67,9 +67,9 @@ def refence(
     """Replace the token of an exited worker with the token `new` of its successor.
 
     In the same step, the call acknowledges the places in `done`, which the worker had finished, and
-    charges a crash to the place `charged`, unless it is None. `context` describes the crash. A
-    worker has no more than ENTRIES_MAX entries. Raises ContractError if `done` is longer, or if the
-    two tokens are equal.
+    charges a crash to the place `charged`, unless it is None. `context` describes the crash. Raises
+    ContractError if `done` has more places than a worker can have (ENTRIES_MAX), or if the two
+    tokens are equal.
     """
     if lease.token == new:
         raise ContractError("lease_refence: the new token is the old one")

@@ -53,8 +53,8 @@ def restore_group(
 
     The owner still knows the state of the group. `after_main` and `after_retry` are the IDs of the
     entries last delivered to it, and `places` holds the delivered entries that are not settled yet.
-    The reply contains the IDs after which the group continues in the two streams. An ID is b'' if
-    the group still existed there.
+    The reply contains the IDs after which the group continues in the partition stream and in the
+    retry stream. Each is b'' if the group still existed in that stream.
     """
     return _fenced_call(
         "group_restore",

@@ -277,7 +277,7 @@ def read_views(
 ) -> list[OutboxView | InvalidValueError | RedisResponseError]:
     """Return the state of each outbox, or an error if its state cannot be read.
 
-    Takes one round trip.
+    This takes one round trip.
     """
     replies = store.pipeline(
         [command for name in names for command in view_commands(store.keys, name)]

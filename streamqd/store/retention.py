@@ -116,8 +116,8 @@ def drop(
     """Build a call that removes entries beyond the limits, even if they are not acknowledged.
 
     Use it only for a topic whose settings explicitly allow this loss. Entries before `drop_before`
-    are removed because of their age. Pass '0-0' to remove none for their age. If a group in
-    `expected` does not exist, nothing is removed.
+    are removed because of their age. Pass '0-0' if age does not matter. If a group in `expected`
+    does not exist, nothing is removed.
     """
     return scripts.build_call(
         "stream_drop",

@@ -99,8 +99,8 @@ def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int)
 def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, ttl: float) -> Call:
     """Build a call that moves up to ROWS_MAX staged rows of an attempt to the partition.
 
-    The reply contains the number of rows moved and the number of rows left, which are kept for
-    `ttl` seconds.
+    The reply contains the number of rows moved and the number of rows left. Repeat the call until
+    no rows are left. Rows that are left are kept for `ttl` seconds after each call.
     """
     return scripts.get("sink_publish").call(
         {

@@ -55,7 +55,8 @@ def create(store: Store, name: str, topic: Topic) -> int:
 def create_call(keys: Keys, name: str, topic: Topic) -> Call:
     """Build a call that creates a topic.
 
-    The reply is OK, EXISTS with the existing count and settings, or DELETING.
+    The reply is OK if the topic was created, EXISTS with the existing count and settings, or
+    DELETING while the topic is being deleted.
     """
     return scripts.build_call(
         "topic_create",
@@ -81,13 +82,14 @@ def configure_call(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]
 def retire_call(keys: Keys, name: str) -> Call:
     """Build a call that starts the deletion of a topic.
 
-    The reply is OK with the partition count, even if the call is repeated, or MISSING.
+    The reply is OK with the partition count, even if the call is repeated. It is MISSING if the
+    topic does not exist.
     """
     return scripts.build_call("topic_retire", keys, (name,))
 
 
 def read_settings(store: Store, name: str) -> str:
-    """Return the registered settings in the form in which they are stored, or ''."""
+    """Return the registered settings in the form in which they are stored, or '' if none are."""
     key = store.keys.meta(name)
     return untrusted.text(store.execute("HGET", key, "settings"), key, "settings", default="")
 
@@ -196,9 +198,10 @@ def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -
 
 
 def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
-    """Return the metadata of each topic, in the same order. Takes one round trip.
+    """Return the metadata of each topic, in the same order.
 
     The element is None for a topic that does not exist, or an error if the metadata cannot be read.
+    This takes one round trip.
     """
     replies = store.pipeline([("HMGET", store.keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []

@@ -67,9 +67,10 @@ class Control:
         return {"reloaded": self._reloaded, "reload_problem": self._reload_problem[:500]}
 
     def read(self, directives: Directives | None) -> bool:
-        """Apply the directives from the reply to the last heartbeat, None before the first reply.
+        """Apply the directives from the reply to the last heartbeat.
 
-        Return True if an operator has requested a rebalance, so that partitions move without delay.
+        `directives` is None before the first reply. Return True if an operator has requested a
+        rebalance, so that partitions move without delay.
         """
         if directives is None or (directives is self.directives and self._read):
             return False

@@ -100,9 +100,9 @@ class Helper:
         self.replace(now)
 
     def stop(self, seconds: float) -> None:
-        """Ask the process to exit, kill it if it takes too long, and wait until it has exited.
+        """Ask the process to exit, and kill it if it has not exited within `seconds` seconds.
 
-        `seconds` is its time limit.
+        In both cases, wait until it has exited.
         """
         self._wanted = False
         child, self.child = self.child, None

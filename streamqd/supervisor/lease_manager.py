@@ -465,8 +465,8 @@ class RenewalScheduler:
     ) -> float:
         """Return the monotonic time up to which renewals are sent now.
 
-        If a call is sent now, leases that are due soon are renewed with it. Otherwise, each lease
-        would need a round trip of its own.
+        If a call has to be sent now anyway, leases that are due soon are renewed in the same round
+        trip. Otherwise, each lease would need a round trip of its own.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=heartbeat_at)

@@ -36,7 +36,7 @@ CONTROL_CLOSED_SECONDS = 1.0  # time limit for the exit of a worker that closed 
 # workers were frozen.
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
-AHEAD_SECONDS = 3.0  # estimated time before `max_messages` at which the successor starts to boot
+AHEAD_SECONDS = 3.0  # a successor starts to boot this long before `max_messages` is expected
 IDLE_SECONDS = 5.0  # time in which a ready worker may start a message before it is replaced
 # Longest time between the kernel's count of a kill and the exit of the process.
 BELIEVED_SECONDS = 5.0
@@ -300,8 +300,8 @@ class OomMonitor:
     def __init__(self, path: Path | None = None) -> None:
         """Start to count kills.
 
-        `path` is the file that contains the kernel's count. If it is None, the file is searched
-        for.
+        `path` is the file that contains the kernel's count. If it is None, `find_counter` looks for
+        the file.
         """
         self._path = path or find_counter(Path("/proc/self/cgroup"))
         self._seen = self._count()

@@ -59,7 +59,7 @@ class Phase(enum.Enum):
 class Blame(NamedTuple):
     """The messages that may have caused the exit of a process.
 
-    If there is exactly one suspect, it is charged.
+    If there is exactly one suspect, it is charged. The other values depend on the kind of exit:
 
     | Exit                            | `expected` | `crashed` | `suspects`                  |
     | planned                         | yes        | no        | none                        |

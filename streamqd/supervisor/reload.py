@@ -53,7 +53,7 @@ class Reload:
         forget: Sequence[Callable[[], None]],
         notifier: Notifier,
     ) -> None:
-        """Create the reload, with no reload requested.
+        """Prepare for reloads, without starting one.
 
         `load` reads the configuration, and `only` names the consumers to run. `forget` is passed to
         `process.spawn`.
@@ -98,7 +98,7 @@ class Reload:
     def tick(self, running: Settings) -> Validated | None:
         """Start a requested reload, or return the result of a validation that has finished.
 
-        Never blocks.
+        This never blocks.
         """
         if self._probe is not None:
             found = self._probe.poll()

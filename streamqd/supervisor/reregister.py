@@ -17,7 +17,7 @@ RETRY_SECONDS = 2.0
 
 
 class Registered(NamedTuple):
-    """The result of one child.
+    """The result of a child process that has registered topics again.
 
     `partitions` maps each topic that could be read to its partition count.
     """
@@ -46,7 +46,7 @@ class Reregister:
     def collect(self, now: float) -> Registered:
         """Return the result of a child that has just finished, or an empty result.
 
-        Never blocks.
+        This never blocks.
         """
         found = self._task.poll() if self._task is not None else None
         if found is None:

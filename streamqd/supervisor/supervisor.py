@@ -371,7 +371,7 @@ class Supervisor:
     def _fork_seconds(self) -> float:
         """Return the time limit in seconds for the forks of one tick.
 
-        The limit exists because lease renewals wait for the forks.
+        The time is limited because lease renewals have to wait for the forks.
         """
         return min(FORK_SECONDS, self.leases.interval / 2)
 

@@ -36,7 +36,7 @@ class Edits:
         self._last: dict[str, Signature] = {}
 
     def watch(self, files: Iterable[str], folders: Iterable[str], since_unix_ns: int) -> None:
-        """Add files to watch, and directories whose modules are watched.
+        """Watch these files too, and all modules in these directories.
 
         Changes after `since_unix_ns`, the time at which the files were read, count as edits.
         """
@@ -49,7 +49,7 @@ class Edits:
         self._last = dict(self._known)
 
     def find_change(self) -> str:
-        """Return a file that has changed since the last edit, or ''.
+        """Return a file that has changed since the last call that returned one, or ''.
 
         A file is returned only after two checks with the same result, so that it is not read while
         an editor is writing or renaming it.
@@ -99,10 +99,10 @@ class Watched(NamedTuple):
 
 
 class Watcher:
-    """The supervisor's side of the watching child.
+    """Runs the child process that watches for edits, and receives its reports.
 
-    If the child process that watches for edits exits, its replacement also reports edits that were
-    made while no child was running.
+    If the child exits, its replacement also reports edits that were made while no child was
+    running.
     """
 
     def __init__(self, config: str, watched: Watched, forget: Iterable[Callable[[], None]]) -> None:

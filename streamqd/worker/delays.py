@@ -22,7 +22,9 @@ _WORD = (1 << 64) - 1
 
 
 class StartDelays:
-    """The delays of the first runs that a worker has started since `publish`. Main thread only.
+    """The delays of the first runs that a worker has started since the last `publish`.
+
+    Only the main thread may use them.
 
     The delays are counted in the buckets of a histogram. If the delays of the oldest and the newest
     entry belong to the same bucket, all entries between them are counted together. A backlog

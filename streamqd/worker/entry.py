@@ -95,7 +95,7 @@ class FetchedEntry:
 
 
 class InFlight(NamedTuple):
-    """The numbers of an executor's entries in flight, without held entries.
+    """The numbers of entries that an executor has in flight. Held entries are not counted.
 
     `startable` is the number of waiting entries that would start now. It is 0 if starting one may
     require I/O or a wait.

@@ -71,7 +71,7 @@ class Executor(Protocol):
         """The places of the entries that the executor keeps after a lost connection."""
 
     def room(self, ready: int | None = None) -> int:
-        """Return how many more entries may be fetched from each stream, 0 when full.
+        """Return how many more entries may be fetched from each stream, or 0 if it is full.
 
         If `ready` is given, also return 0 while that many entries are ready to start, or while slow
         runs occupy all lanes.

@@ -152,7 +152,7 @@ class KeyBlocker(Generic[Kept]):
 
 
 class HeldKeys:
-    """The held keys of one worker. The executors consult it before and after each run.
+    """The held keys of one worker. The executors call these methods before and after each run:
 
     | Entry       | Before the run           | After a failed run              | After any     |
     | serial, new | `count_free`, `may_run`  | `keep` if it waits, or `forget` | -             |
@@ -229,9 +229,9 @@ class HeldKeys:
             self._blocker.remove_first(entry.key)
 
     def is_done(self, entry: FetchedEntry) -> bool:
-        """Remove the first message of a held key after a run, unless it waits for another run.
+        """Return True if a message needs no further run, or False if it waits for another one.
 
-        Return False if it waits.
+        If it needs no further run and is the first message of a held key, remove it from the key.
         """
         if self._blocker.is_waiting(entry.key):
             return False

@@ -126,7 +126,7 @@ class Recovery:
     def _run_suspects(self) -> bool:
         """Run the suspects of earlier crashes in rounds, before all other pending entries.
 
-        Return True, because the first page has opened the session.
+        Always return True, which means that the session is open: listing the first page opens it.
         """
         ready: list[messages.PendingEntry] = []
         missing = len(self._suspects)

@@ -112,9 +112,10 @@ class RunStarts:
             self.note = _forget
 
     def choose_note(self, now: int) -> Callable[[int], None]:
-        """Check the time, and return the function to call with each start from now on.
+        """Return the function to call with the time of each start from now on.
 
-        It is called after each settlement.
+        Call this after each settlement, because it depends on the current time whether a delay is
+        about to leave its bucket.
         """
         return self.record() if now > self._same_bucket_until else self.note
 
@@ -196,7 +197,8 @@ class SingleRunner:
         """Run the handler for new messages from `messages[start]` on. Return how many ran.
 
         `entries` holds the entries of the same messages, and `first` is the index of `messages[0]`
-        in the batch. The next message has to wait, or must be passed to `handle`.
+        in the batch. If not all messages ran, the next one has to wait or must be passed to
+        `handle`.
         """
         in_place = self._in_place
         count = len(messages) - start if in_place is None else in_place.count_free(messages, start)

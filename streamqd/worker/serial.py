@@ -38,7 +38,7 @@ class Runner(Protocol):
         """Run the handler for new messages from `messages[start]` on. Return how many ran.
 
         `entries` holds the entries of the same messages, and `first` is the index of `messages[0]`
-        in the batch. The next message must be passed to `handle`.
+        in the batch. If not all messages ran, the next one must be passed to `handle`.
         """
 
     def handle(self, entry: FetchedEntry) -> None:
@@ -116,7 +116,7 @@ class SerialExecutor:
         return () if self._held is None else self._held.places
 
     def room(self, _ready: int | None = None) -> int:
-        """Return how many more entries may be fetched from each stream, 0 when full.
+        """Return how many more entries may be fetched from each stream, or 0 if it is full.
 
         `_ready` is ignored: fetched entries have either run already or are being held, so none of
         them can be ready.

@@ -11,7 +11,7 @@ AGE_NS = 60_000_000_000  # age of a reading after which the server's clock is re
 class ServerClock:
     """The server's clock, from which the IDs of messages come.
 
-    The worker does not use its own clock instead, because the clocks of hosts can differ.
+    The worker cannot use its own clock for this, because two hosts' clocks can differ.
     """
 
     def __init__(self) -> None:

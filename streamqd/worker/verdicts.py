@@ -326,7 +326,7 @@ class Verdicts:
             self._settler.note(entry.place, failures, entry.due_ns, now)
 
     def _age(self, message: Message) -> float:
-        # Compare times on the server's clock, because the clocks of hosts can differ.
+        # Compare times on the server's clock, because two hosts' clocks can differ.
         if self._policy.max_age is None:
             return 0.0
         # For a replayed dead letter, the age counts from its failure, because the message itself
