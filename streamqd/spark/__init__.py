@@ -1,7 +1,7 @@
 """Read and write topics with PySpark, and run pipelines over them.
 
-Neither pyspark nor Java is needed to import this package. The functions need both, and raise an
-error if one of them is missing.
+This package can be imported without pyspark and Java. Its functions need both, and raise an error
+if one of them is missing.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ _CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# Defaults for a session in which Java only schedules tasks, so it is not worthwhile to optimize its
-# code.
+# In a light session, Java only schedules tasks, so optimizing its own code would not pay off.
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LIGHT_CONF = {
@@ -57,8 +56,8 @@ _LIGHT_CONF = {
     "spark.driver.memory": "512m",
 }
 _PYTHON = "PYSPARK_PYTHON"
-# The names of the sources that each session already has. Spark logs a warning when a source is
-# registered twice.
+# The names of the sources already registered in each session. Spark logs a warning if a source is
+# registered twice, so a name that is found here is not registered again.
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
 # Spark's workers must run this Python, because it has the required packages, even if another Python
@@ -91,9 +90,9 @@ def session(
 ) -> SparkSession:
     """Return the active Spark session, or create one, and register `streamq` in it.
 
-    `master` defaults to local[*]. `conf` overrides the default Spark settings. Set `light` for work
-    that needs little Java, because the session then starts faster. Raises SparkMissingError or
-    JavaMissingError if a requirement is missing.
+    `master` defaults to local[*], and `conf` overrides the default Spark settings. Set `light` if
+    the work is done mostly in Python: the session then starts faster, because Java does not
+    optimize its code. Raises SparkMissingError or JavaMissingError if a requirement is missing.
     """
     _prepare_start()
     if light:
@@ -129,7 +128,8 @@ def _session_conf(master: str | None, conf: Mapping[str, str] | None) -> tuple[s
 def register(spark: SparkSession) -> None:
     """Register `format("streamq")` in a session and enable filter pushdown.
 
-    Raises SparkMissingError if the session's workers run a different Python.
+    Raises SparkMissingError if the session's workers run a different Python, which may lack the
+    required packages.
     """
     need_spark()
     _check_python(spark)
@@ -140,7 +140,7 @@ def register(spark: SparkSession) -> None:
 
 
 def register_once(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a source in a session, unless the session already has it."""
+    """Register a source in a session unless it is already registered there."""
     names = _registered.setdefault(spark, set())
     if source.name() not in names:
         spark.dataSource.register(source)
@@ -150,7 +150,8 @@ def register_once(spark: SparkSession, source: type[DataSource]) -> None:
 def _check_python(spark: SparkSession) -> None:
     """Raise SparkMissingError if the workers of a local session use another Python.
 
-    This happens if the session was created before this package was imported.
+    This happens if the session was created before this package, which selects the Python for the
+    workers, was imported.
     """
     context = getattr(spark, "sparkContext", None)  # Spark Connect has no such attribute
     program = getattr(context, "pythonExec", "")
@@ -177,11 +178,11 @@ def read_topic(
     Filters on the DataFrame are pushed down to the source. Pass the options of the data source as
     `options`. Connection options that you leave out are taken from `settings`.
 
-    To include archived entries, set `archivePath` to the path or URL of the archive. Each entry is
-    read only once, even if it is in both Redis and the archive. Set `tier` to `hot` to read only
-    entries that are not archived, or to `cold` to read only archived ones. The default is `all`.
-    If the archive is in an object store, its client uses the environment and [archive.options] in
-    `settings`.
+    To include archived entries, set `archivePath` to the path or URL of the archive. An entry that
+    is in both Redis and the archive is read only once. Set `tier` to `hot` to read only entries
+    that are not archived, or to `cold` to read only archived ones. The default, `all`, reads both.
+    For an archive in an object store, credentials and other client options are taken from the
+    environment and from [archive.options] in `settings`.
     """
     register(spark)
     given = _read_options(settings, options)
@@ -207,8 +208,9 @@ def stream_topic(
     """Read a topic (or its dead letters, `TOPIC:dlq`) as a stream.
 
     Pass the options of the data source as `options`. Connection options that you leave out are
-    taken from `settings`. To let the stream start in an archive, set `archivePath`. If the archive
-    is in an object store, its client uses the environment and [archive.options] in `settings`.
+    taken from `settings`. To let the stream start in an archive, set `archivePath` to its path or
+    URL. For an archive in an object store, credentials and other client options are taken from the
+    environment and from [archive.options] in `settings`.
     """
     register(spark)
     given = _read_options(settings, options)
@@ -229,7 +231,10 @@ def stream_topic(
 def _read_options(
     settings: config.Settings | None, options: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return the options of a read as strings for Spark. The caller's options take precedence."""
+    """Return the options of a read as strings, as Spark expects.
+
+    The caller's options override `settings`.
+    """
     given = of_settings(settings) if settings is not None else {}
     return given | {
         name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -240,13 +245,16 @@ def _read_options(
 def need_spark(*more: str) -> None:
     """Raise SparkMissingError unless pyspark, pyarrow and these packages are installed.
 
-    The packages are not imported.
+    The check does not import the packages.
     """
     need("pyspark", "pyarrow", *more)
 
 
 def need(*packages: str) -> None:
-    """Raise SparkMissingError unless these packages are installed. They are not imported."""
+    """Raise SparkMissingError unless these packages are installed.
+
+    The check does not import them.
+    """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkMissingError(

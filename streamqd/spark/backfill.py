@@ -1,9 +1,9 @@
 """Read the first part of a stream from an archive, up to the end of its tables.
 
-A table records the ID up to which it has all entries of a partition. The end of the table therefore
-divides each range of a stream into two parts: rows of the table, and later entries in Redis. When
-the table grows, this border moves, but the entries in the range are the same. A repeated batch
-therefore always has the same entries.
+A table records, for each partition, the ID up to which it contains all entries. This ID divides
+each range of a stream into two parts: earlier entries are read from the table, and later ones from
+Redis. When the table grows, the border moves, but the range still has the same entries. A batch
+that Spark repeats therefore always contains the same entries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCH_ROWS = 8192
 _BATCH_BYTES = 4 << 20
 _FOOTERS_MAX = 500  # maximum files whose footers are kept in memory
 _HALVES = ("id_ms", "id_seq")
-_PLACE = ("topic", "partition")  # columns that are not in the files
+_PLACE = ("topic", "partition")  # columns that the files lack
 
 
 class FileStripe(NamedTuple):
@@ -44,7 +44,7 @@ class FileStripe(NamedTuple):
 
 
 class ArchivedPart(NamedTuple):
-    """The rows that one task reads: those in some files with IDs in `(after, upto]`."""
+    """The rows that one task reads: those of these file stripes with an ID in `(after, upto]`."""
 
     place: TopicPartition
     after: Id
@@ -53,10 +53,10 @@ class ArchivedPart(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """A row group of a file, and the bounds of the milliseconds in its IDs.
+    """A row group of a file, and the lowest and highest time (Unix ms) in its IDs.
 
-    `clipped` is True if half of an ID may exceed 63 bits. The column of this half then contains the
-    largest 63-bit number instead.
+    `clipped` is True if a half of an ID (its milliseconds or its sequence number) may exceed 63
+    bits. The column for that half then contains the largest 63-bit number instead.
     """
 
     number: int
@@ -72,8 +72,9 @@ class RowGroup(NamedTuple):
 class Backfill:
     """The archive tables of one stream.
 
-    The driver opens them with `open_tables` to plan batches. Tasks usually only read files. A task
-    opens a table only if entries are trimmed while it reads them from Redis.
+    The driver opens them with `open_tables` to plan batches. Tasks usually read only the files that
+    were planned for them. A task opens a table only if trimming removes entries from Redis that the
+    task was about to read, because these entries may be in the archive by then.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -112,7 +113,7 @@ class Backfill:
     def count_rows(self, place: TopicPartition, after: Id, upto: Id) -> int:
         """Return the number of rows in `(after, upto]`.
 
-        For a file that is only partly in this range, the number is an estimate.
+        If a file is only partly in this range, the number is an estimate.
         """
         return sum(
             _rows_between(each, after, upto) for each in self._files_between(place, after, upto)
@@ -132,7 +133,7 @@ class Backfill:
         """Return the ID of the `count`-th row in `(after, upto]`, or `upto` if there are fewer.
 
         Files may overlap and are not always sorted. Row groups are therefore read in the order of
-        their smallest IDs, until the remaining ones cannot contain any of these rows.
+        their smallest IDs, until the remaining groups cannot contain any of the first `count` rows.
         """
         numbers = itertools.count()
         waiting: list[tuple[int, int, WrittenFile, RowGroup | None]] = [
@@ -163,7 +164,7 @@ class Backfill:
         return found["id_ms"][last].as_py(), found["id_seq"][last].as_py()
 
     def parts(self, place: TopicPartition, after: Id, upto: Id) -> list[ArchivedPart]:
-        """Divide the rows in `(after, upto]` into tasks of about the same size."""
+        """Divide the rows in `(after, upto]` into tasks with about the same amount of data."""
         tasks: list[list[FileStripe]] = []
         room = 0.0
         for file in self._files_between(place, after, upto):
@@ -210,7 +211,7 @@ class Backfill:
     # --- reading ---
 
     def read(self, part: ArchivedPart, chosen: Sequence[rows.Column]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part with these columns. Raises ArchiveError for unreadable files."""
+        """Yield these columns of a part's rows. Raises ArchiveError if a file cannot be read."""
         folder = self._location(part.place[0])
         schema = rows.arrow_schema(chosen)
         stored = [each for each in schema.names if each not in _PLACE]
@@ -244,7 +245,8 @@ def _open_file(
 def _rows_between(file: WrittenFile, after: Id, upto: Id) -> int:
     """Return the number of rows of a file in `(after, upto]`.
 
-    If the file is only partly in this range, the number is an estimate of at least 1.
+    If the file is only partly in this range, the number is estimated from the times of its first
+    and last IDs, and is at least 1.
     """
     low, high = file.first[0], _clip_limit(file.last[0])
     if low > after[0] and high < upto[0]:
@@ -254,7 +256,7 @@ def _rows_between(file: WrittenFile, after: Id, upto: Id) -> int:
 
 
 def _clip_limit(ms: int) -> int:
-    """Return the largest number that this number in a column, possibly clipped, can stand for."""
+    """Return the highest time that this value, which may be clipped, can stand for."""
     return PART_MAX if ms >= LONG_MAX else ms
 
 
@@ -275,7 +277,7 @@ def _row_groups(footer: parquet.FileMetaData) -> list[RowGroup]:
 
 
 def _batch_rows(footer: parquet.FileMetaData, groups: Sequence[RowGroup]) -> int:
-    """Return the number of rows for batches of about `_BATCH_BYTES`."""
+    """Return the number of rows per batch so that a batch has about `_BATCH_BYTES`."""
     found = [footer.row_group(each.number) for each in groups]
     size = sum(int(each.total_byte_size) for each in found)
     count = sum(int(each.num_rows) for each in found)
@@ -289,7 +291,8 @@ def _id_columns(groups: Sequence[RowGroup]) -> tuple[str, ...]:
 def _id_halves(found: Any, clipped: bool) -> tuple[Any, Any]:
     """Return the milliseconds and sequence numbers of the IDs, as unsigned integers.
 
-    If numbers may be clipped, they are parsed from the strings of the IDs.
+    The columns of numbers cannot hold values above 63 bits. If there may be such values, both
+    halves are parsed from the column that holds the IDs as strings.
     """
     if not clipped:
         return found["id_ms"].cast(pa.uint64()), found["id_seq"].cast(pa.uint64())
@@ -316,7 +319,7 @@ def _mask_between(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
 
 
 def _count_below(found: pa.Table, waiting: Sequence[tuple[int, int, WrittenFile, Any]]) -> int:
-    """Return the number of IDs that are smaller than all IDs that are still to be read."""
+    """Return the number of rows found so far with smaller IDs than all those still to be read."""
     if not waiting:
         return int(found.num_rows)
     smaller = compute.less(found["id_ms"], pa.scalar(waiting[0][0], pa.uint64()))

@@ -1,6 +1,7 @@
 """Convert entries to columns of IDs, payloads, headers and other fields. This module does no I/O.
 
-This code limits the speed of reads, so it processes whole lists wherever possible.
+The speed of reads depends on this code, so it processes whole lists wherever possible instead of
+single entries.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ LONG_MAX = (1 << 63) - 1
 _FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first year of Spark's timestamps
 _LAST_UNIX_MS = 253_402_300_799_999  # the end of the year 9999, the last year of Spark's timestamps
 _ID_BYTES = 41  # length of the longest ID in bytes
-_MS_DIGITS = 13  # digits of the first half of an ID in the years 2001 to 2286
+_MS_DIGITS = 13  # digits of an ID's milliseconds in the years 2001 to 2286
 
 
 class Entries:
     """The entries of one stream as columns, in the order of their IDs.
 
-    Almost always, all entries have the same fields in the same order. In that case, columns are
-    slices of one flat list, and no Python code runs for single entries.
+    Almost always, all entries have the same fields in the same order. The columns are then slices
+    of one flat list, so no Python code runs for single entries.
     """
 
     def __init__(self, entries: Sequence[RawEntry]) -> None:
@@ -46,10 +47,10 @@ class Entries:
         return {name for body in self._bodies for name in body[::2]}
 
     def values(self, name: bytes) -> Sequence[bytes | None] | None:
-        """Return the values of a field, or None if no entry has the field.
+        """Return a field's value for each entry, or None if no entry has the field.
 
-        The value is None for an entry without the field. If an entry repeats the field, its last
-        value is returned.
+        In the returned sequence, the value is None for an entry without the field. If an entry
+        repeats the field, its last value is used.
         """
         if self._columns is not None:
             return self._columns.get(name)
@@ -89,7 +90,7 @@ class Entries:
 
     @property
     def _has_current_times(self) -> bool:
-        """True if the times in all IDs have 13 digits.
+        """True if the milliseconds of all IDs have 13 digits, so that they can be parsed together.
 
         The IDs are in order, so it is enough to check the first and the last one.
         """
@@ -101,7 +102,8 @@ class Entries:
     def halves(self) -> tuple[pa.Array, pa.Array]:
         """The milliseconds and the sequence numbers of the IDs.
 
-        A number of more than 63 bits is replaced by the largest 63-bit number.
+        A number that needs more than 63 bits does not fit in Spark's type for long integers, so the
+        largest 63-bit number is returned instead.
         """
         if self._has_current_times:
             low = compute.binary_slice(self._raw_ids, 0, _MS_DIGITS)
@@ -115,23 +117,23 @@ class Entries:
         )
 
     def times(self, kind: pa.DataType) -> pa.Array:
-        """Return the times of the IDs as timestamps."""
+        """Return the times of the IDs as timestamps of this type."""
         if self._has_current_times:
             return compute.multiply(self.halves[0], 1000).cast(kind)
         return times(self.halves[0], kind)
 
     def payloads(self, name: bytes, kind: pa.DataType) -> pa.Array:
-        """Return the payloads. As in a handler, a missing payload is empty."""
+        """Return the payloads. As in a handler, an entry without a payload has an empty one."""
         raw = self.values(name)
         if raw is None:
             return pa.repeat(pa.scalar(b"", kind), len(self.ids))
         return pa.array(raw if self._columns is not None else [each or b"" for each in raw], kind)
 
     def other_fields(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
-        """Return the fields of each entry that have no column, or null if there are none.
+        """Return each entry's fields that have no column, or null if it has no such fields.
 
-        The fields in `taken` have columns, so they are left out. Headers are included if they are
-        invalid.
+        `taken` contains the names of fields that have a column of their own. Headers are included
+        only if they are invalid and therefore missing from their column.
         """
         if self.names <= taken and not any(self._unreadable_headers):
             return pa.nulls(len(self.ids), kind)
@@ -145,12 +147,12 @@ class Entries:
 
 
 def _as_text(raw: pa.Array) -> pa.Array:
-    """Return IDs as strings without a check, because the server writes IDs in ASCII."""
+    """Return IDs as strings. They need no UTF-8 check, because the server writes IDs in ASCII."""
     return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers(), offset=raw.offset)
 
 
 def _even_columns(bodies: Sequence[Sequence[bytes]]) -> dict[bytes, Sequence[bytes]] | None:
-    """Return the values of each field, or None if entries differ in their fields or the order."""
+    """Return the values of each field, or None if entries have different fields or field orders."""
     count = len(bodies)
     width = len(bodies[0]) if bodies else 0
     if not count or list(map(len, bodies)).count(width) != count:
@@ -181,7 +183,7 @@ def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _headers(raw: bytes | None) -> Headers | None:
-    """Return headers as in Kafka, or None if there are no headers or they are invalid."""
+    """Return headers as pairs of name and value, as in Kafka, or None if none are valid."""
     if raw is None:
         return None
     try:

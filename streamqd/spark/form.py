@@ -1,4 +1,4 @@
-"""Parse option strings and collect all problems. This module does no I/O."""
+"""Parse option strings and collect all problems with them. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamqd.config.values import parse_size
 from streamqd.model import TopicPartition
 from streamqd.spark.offsets import COUNTS, LAG, Bound, Position
 
-# Options that Spark adds, which are ignored.
+# Spark adds these options itself, so they are ignored.
 _SPARK = frozenset({"checkpointlocation", "queryname"})
 
 
@@ -24,15 +24,17 @@ class OptionsError(ValueError):
         self.problems = problems
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles errors to pass them between processes.
+        # Spark pickles errors to pass them between processes, so an instance must be rebuilt from
+        # these.
         return OptionsError, (self.problems,)
 
 
 class Form:
     """Parses the options of one read or write, and collects their problems.
 
-    An option whose name is not in `known` is a problem. If another connector has such an option,
-    `elsewhere` maps its name, in lower case, to advice on what to do instead.
+    An option whose name is not in `known` is reported as a problem. `elsewhere` maps the names (in
+    lower case) of options that other connectors have to advice on what to do here, which becomes
+    part of the report.
     """
 
     def __init__(
@@ -131,9 +133,10 @@ class Form:
         assign: tuple[TopicPartition, ...],
         parse: Callable[[Any], Bound],
     ) -> dict[TopicPartition, Bound]:
-        """Parse bounds such as `{"access": {"0": …}}`.
+        """Parse bounds for single partitions, such as `{"access": {"0": …}}`.
 
-        An offset from a checkpoint also contains counts. They are added to the bounds.
+        `text` may also be an offset from a checkpoint. It contains the number of entries before
+        each position, and these numbers are stored in the returned bounds.
         """
         bounds: dict[TopicPartition, Bound] = {}
         document = self.document(name, text)

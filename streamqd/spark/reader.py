@@ -17,25 +17,25 @@ from streamqd.spark.streams import Catalog, keys_for, link_for, persist, report_
 from streamqd.store.client import Connection
 from streamqd.store.transport import ReplyTooLargeError
 
-BATCH_ROWS = 10_000  # rows after which an Arrow batch is complete, at the end of a fetch
+BATCH_ROWS = 10_000  # rows after which an Arrow batch is passed on, at the end of a fetch
 PROGRESS_TTL = 86_400  # seconds without new rows after which the progress of a run expires
 
 _FIRST_FETCH = 32  # entries in the first fetch, when their size is still unknown
 _GROWTH_MAX = 8  # maximum factor by which the number of entries may grow from fetch to fetch
-_OVERWEIGHT = 4  # multiple of `fetch_bytes` above which a reply is not read
+_OVERWEIGHT = 4  # multiple of `fetch_bytes` above which a reply is discarded unread
 _FETCH_MIN = 2  # minimum entries in a fetch: the last entry again, and one new entry
 
 
 class EntryReader:
-    """Reads one span in pieces of bounded size, and notices if trimming overtakes it.
+    """Reads one span in pieces of bounded size, and detects if trimming overtakes it.
 
-    A loss is reported as an error or in the log, unless `report` is False. In either case, `loss`
-    describes it, and `gaps` contains the ranges `(after, upto]` in which entries may be missing, so
-    that the caller can read them from elsewhere.
+    If entries are missing, `loss` describes the loss, and `gaps` contains the ranges `(after,
+    upto]` in which they may be missing, so that the caller can read them from elsewhere. If
+    `report` is True, the loss is also raised as an error or logged, as the options request.
 
-    If a `limit` is set, the reader stops after that number of entries and stores the position in
-    `end`. If trimming overtakes the reader, it ignores the limit, because the number of issued
-    entries is then known only for the whole span.
+    If `limit` is set, the reader stops after that number of entries and stores its position in
+    `end`. If trimming overtakes it, the reader ignores the limit and reads the whole span, because
+    the number of lost entries can then be computed only for the whole span.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class EntryReader:
         self._size = min(_FIRST_FETCH, options.fetch_size)
         self._mean = 0.0  # mean bytes of an entry in the last fetch
         self._unreported = 0
-        # The span has no count, so lost entries can be detected only from page to page.
+        # The number of entries in the span is unknown, so each page is checked for lost entries
+        # instead.
         self._uncounted = span.removed is not None and span.rows is None
         self._broken = ""  # the reason why entries are missing: trimmed, replaced, or ''
         self.rows = 0
@@ -83,8 +84,8 @@ class EntryReader:
         cursor = "(" + offsets.write_id(span.start)
         last: bytes | None = None
         while True:
-            # From the second page on, the last entry is read again. As long as it exists, no later
-            # entry can have been trimmed.
+            # Each page after the first starts with the last entry of the previous page. As long as
+            # this entry exists, trimming cannot have removed any later entry.
             size = self._size if self._left is None else min(self._size, self._left)
             asked = size + (last is not None)
             page, asked = self._fetch(cursor, end, asked)
@@ -115,9 +116,10 @@ class EntryReader:
                 return
 
     def _note_gap(self, last: bytes | None, following: bytes | None) -> None:
-        """Record that entries between two other entries may be missing.
+        """Record that entries between two entries that were read may be missing.
 
-        Pass None for `last` at the start of the span, and for `following` at its end.
+        Pass None for `last` if the gap starts at the start of the span, and None for `following` if
+        it reaches the end of the span.
         """
         after = self._span.start if last is None else offsets.read_id(last)
         upto = self._span.end
@@ -134,9 +136,9 @@ class EntryReader:
     def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
         """Return the entries from the cursor on, and the number that the last request asked for.
 
-        A count alone does not limit the size of a reply, because a thousand small entries may be
-        followed by a thousand large ones. If a reply becomes too large, it is not read, and fewer
-        entries are requested instead.
+        This number does not limit the size of a reply, because a thousand large entries may follow
+        a thousand small ones. A reply that is too large is therefore discarded, and fewer entries
+        are requested.
         """
         if self._unreported:
             self._report(BATCH_ROWS)
@@ -155,17 +157,17 @@ class EntryReader:
             return page, count
 
     def _measure(self, count: int, received: int) -> None:
-        """Adapt the size of the next request to `fetch_bytes`, based on the last entries."""
+        """Adapt the size of the next request to `fetch_bytes`, based on this reply."""
         if count:
             self._mean = received / count
             fitting = int(self._options.fetch_bytes / self._mean)
             self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH_MAX * self._size))
 
     def _report(self, least: int) -> None:
-        """Add rows to the progress that a command shows, if more than `least` are unreported.
+        """Add read rows to the progress that a command shows, if more than `least` are unreported.
 
-        The progress is only approximate. A repeated task counts its rows again, and if Redis does
-        not answer, the rows are not counted, but the task does not fail.
+        The progress is only approximate: a repeated task counts its rows again, and rows are left
+        out if Redis does not answer. The task does not fail in that case.
         """
         key, place = self._options.progress_key, self._span.place
         if not key or self._unreported <= least:
@@ -181,7 +183,7 @@ class EntryReader:
     def _loss_kind(self, missing: int = 0) -> str:
         """Return the reason why entries have gone missing since the read was planned.
 
-        The reason is trimmed, replaced, or '' if no entries should be missing.
+        The reason is trimmed, replaced, or '' if the stream gives no reason for missing entries.
         """
         span = self._span
         facts = Catalog(self._options).facts([span.place])[span.place]
@@ -197,7 +199,8 @@ class EntryReader:
     def _settle(self) -> None:
         """Check at the end of the span whether entries were missing, and store the loss.
 
-        If losses are reported, raises DataLossError, or logs the loss if the options allow it.
+        Unless the caller handles losses itself, raises DataLossError, or logs the loss if the
+        options allow it.
         """
         span = self._span
         if span.removed is None:
@@ -222,7 +225,7 @@ def _execute_limited(
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Disable the garbage collector, which would take a third of the time but find no cycles."""
+    """Disable the garbage collector, which would find no cycles but take a third of the time."""
     ran = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """Convert entries to Arrow columns. This module does no I/O and does not use Spark.
 
-A batch must have exactly the types that Spark expects. All columns are therefore described in this
-module, both as Spark's DDL and as Arrow types.
+A batch must have exactly the types that Spark expects. This module therefore describes each column
+both in Spark's DDL and as an Arrow type.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _LARGEST_COUNT = (1 << 31) - 1
 class Column(NamedTuple):
     """A column of a read.
 
-    `field` is the field of an entry that contains the column's value, or b'' if no single field
-    does.
+    `field` is the name of the entry field that holds the column's value. It is b'' if the value
+    does not come from a single field.
     """
 
     name: str
@@ -41,8 +41,9 @@ COLUMNS = (
 )
 HEADERS = Column("headers", "array<struct<key:string,value:binary>>", b"headers")
 FIELDS = Column("fields", "map<string,binary>")
-# The fields that a dead letter has in addition to those of its message. The column
-# `original_timestamp` contains the field `timestamp`.
+# Columns for the fields that only dead letters have. The time of the original message is in the
+# field `timestamp`, but its column is `original_timestamp`, because `timestamp` is the time of the
+# entry.
 DEAD_LETTER_COLUMNS = (
     Column("original_topic", "string", b"originalTopic"),
     Column("original_partition", "int", b"originalPartition"),
@@ -77,9 +78,9 @@ _ARROW = {
 
 
 def columns(*, dead: bool, headers: bool, fields: bool) -> tuple[Column, ...]:
-    """Return the columns of a read: those of dead letters (`dead`) or of messages.
+    """Return the columns of a read, which also include those of dead letters if `dead` is True.
 
-    A column for headers and a column for all other fields can be added.
+    `headers` adds a column for headers, and `fields` one for all fields that have no column.
     """
     extra = (*((HEADERS,) if headers else ()), *((FIELDS,) if fields else ()))
     return (*COLUMNS, *(DEAD_LETTER_COLUMNS if dead else ()), *extra)
@@ -110,8 +111,8 @@ def arrow_schema(chosen: Sequence[Column]) -> pa.Schema:
 class Table:
     """Converts entries of one stream to batches with the chosen columns, in their order.
 
-    `own` contains all columns of the read. The column `fields` holds those fields of an entry for
-    which `own` has no column.
+    `own` contains all columns that the read offers. A field with no column in `own` becomes part of
+    the column `fields`.
     """
 
     def __init__(self, chosen: Sequence[Column], own: Sequence[Column], place: TopicPartition):
@@ -156,7 +157,9 @@ class Table:
 
 
 def _number(raw: bytes | None, most: int) -> int | None:
-    """Parse a number from an entry. Return None if it is invalid, or more than `most` from zero.
+    """Parse a number from an entry.
+
+    Return None if it is invalid or its absolute value exceeds `most`.
 
     Invalid values are not an error, because any client can write entries.
     """

@@ -1,7 +1,7 @@
 """Write rows to topics: exactly once from a streaming query, and at least once from a batch.
 
-A streaming query stages its rows and publishes them at the commit. A batch write appends its rows
-directly. If a column contains dedup IDs, they are used to skip duplicates.
+The tasks of a streaming query stage their rows, and the commit publishes them. A batch write
+appends its rows directly. If a column contains dedup IDs, duplicates of rows are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamqd.spark.streams import keys_for, persist
 from streamqd.store import publishing
 from streamqd.store.replies import check_replies
 
-# The types that each column may have.
+# The Spark types that each column to write may have.
 _TYPES = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -44,7 +44,7 @@ _TYPES = {
 def check_schema(schema: StructType, options: WriteOptions) -> None:
     """Raise ValueError if the columns of the rows cannot be written. The error lists all problems.
 
-    Columns that are not written are ignored.
+    Columns that have no meaning for a write are ignored.
     """
     found = {each.name: each.dataType.simpleString() for each in schema.fields}
     problems = [
@@ -65,7 +65,7 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
 def prepare(options: WriteOptions) -> None:
     """Check that the target topic exists, or create it if the options request that.
 
-    Raises TopicNotFoundError. Does nothing if each row names its own topic.
+    Nothing is checked if each row names its own topic. Raises TopicNotFoundError.
     """
     if options.topic:
         Targets(options).count(options.topic)
@@ -90,7 +90,7 @@ def append(options: WriteOptions, chunk: Chunk) -> int:
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """A batch write, which appends rows at least once."""
+    """A batch write, which appends each row at least once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -102,7 +102,7 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write, in which tasks stage rows and the commit publishes them.
+    """A streaming write, whose tasks stage rows that the commit publishes.
 
     If rows have dedup IDs, or the option `idempotent` is false, tasks append rows directly instead.
     """
@@ -137,14 +137,15 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish the staged rows of a batch.
 
-        Spark creates a new writer for the commit, so only the messages show which query it is.
+        Spark creates a new writer for the commit, so this writer learns only from the messages
+        which query it belongs to.
         """
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).commit(batchId, parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
-        """Remove the staged rows of a batch. Spark also calls this after a failed commit."""
+        """Remove the staged rows of a failed batch. Spark also calls this if the commit failed."""
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).abort(parts)

@@ -1,7 +1,7 @@
 """The `streamq` data source for Spark, with batch and streaming reads and writes.
 
 Spark creates these objects in several processes, pickles them and discards them. They therefore
-contain only options, and everything else is read from Redis each time.
+hold only options, and read everything else from Redis each time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from streamqd.spark.streams import Catalog, report_loss
 
 _log = logging.getLogger("streamqd.spark")
 
-LOOKS = 5  # attempts to count the entries of a stream that is being trimmed at the same time
+LOOKS = 5  # attempts to plan a limited batch while trimming overtakes its start
 
 
 class StreamqSource(DataSource):
@@ -65,7 +65,7 @@ class StreamqSource(DataSource):
     def schema(self) -> str | StructType:
         """Return the selected columns.
 
-        In a CREATE TABLE, the metadata of the columns also contains the options of the table.
+        For CREATE TABLE, the options of the table are stored in the metadata of its columns.
         """
         raw = dict(self.options)
         declared = table.creation_options(raw)
@@ -100,7 +100,7 @@ class StreamqSource(DataSource):
         return TopicStreamReader(options, chosen_columns(schema, options), backfill)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a batch writer. Raises ValueError if the save mode is not append."""
+        """Return a batch writer. Raises ValueError for any save mode other than append."""
         if overwrite:
             raise ValueError(
                 'streamq: a topic cannot be overwritten, only mode("append") is supported'
@@ -118,9 +118,10 @@ class StreamqSource(DataSource):
         return sink.TopicStreamWriter(self._write_options(schema))
 
     def _archive_folder(self, options: ReadOptions) -> Location | None:
-        """Return the archive of a stream, or None if the stream reads only Redis.
+        """Return the archive of a stream, or None if the stream reads only from Redis.
 
-        The options for an object store are taken from the driver's configuration file.
+        If the archive is in an object store, its client uses the options in the driver's
+        configuration file.
         """
         if not options.archive:
             return None
@@ -143,10 +144,10 @@ class StreamqSource(DataSource):
 
 
 def archive_source(folder: Location, name: str) -> type[StreamqSource]:
-    """Return a data source that reads from one archive and has a name of its own.
+    """Return a data source that reads from one archive and is registered under its own name.
 
-    The directory is stored in the class and not in an option. It may contain credentials, and Spark
-    shows options in plans and event logs.
+    The directory of the archive is stored in the class and not in an option, because it may contain
+    credentials, and Spark shows options in plans and event logs.
     """
 
     class ArchiveSource(StreamqSource):
@@ -169,7 +170,7 @@ def _columns(options: ReadOptions) -> tuple[rows.Column, ...]:
 def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column]:
     """Return the columns that a schema contains. A user's schema may omit or reorder columns.
 
-    Raises ValueError if a column is unknown or has the wrong type.
+    Raises ValueError if a column does not exist or has the wrong type.
     """
     chosen = rows.select_columns(_columns(options), schema.names)
     for field, column in zip(schema.fields, chosen, strict=True):
@@ -179,9 +180,9 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
 
 
 def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
-    """Raise RequestRefusedError if the options set a start that is after the end.
+    """Raise RequestRefusedError if a start that the options set is after the end.
 
-    Only IDs and times are compared.
+    Only bounds that are IDs or times are compared.
     """
     for place, start in starts.items():
         named = [
@@ -215,7 +216,7 @@ class SpanPartition(InputPartition):
 
 
 class _Reading:
-    """The base class of batch and streaming readers, which reads the rows of a task."""
+    """The base class of the batch reader and the streaming reader. It reads the rows of a task."""
 
     def __init__(
         self,
@@ -228,7 +229,10 @@ class _Reading:
         self.backfill = backfill
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task. Other kinds of partitions have no rows."""
+        """Yield the rows of one task.
+
+        The partition must be an ArchivedPartition or a SpanPartition.
+        """
         if isinstance(partition, SpanPartition):
             yield from self._entries(partition.span)
         elif isinstance(partition, ArchivedPartition) and self.backfill is not None:
@@ -245,10 +249,10 @@ class _Reading:
     def _refill(
         self, backfill: Backfill, span: Span, reader: EntryReader, loss: Loss
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the entries that were archived and trimmed during the read, from the archive.
+        """Yield, from the archive, entries that trimming removed from Redis during the read.
 
-        Missing entries after the end of the archive are looked up in Redis. Raises DataLossError if
-        an entry is in neither place.
+        Missing entries after the end of the archive are looked up in Redis. If an entry is in
+        neither place, this raises DataLossError or logs the loss, as the options request.
         """
         fail, place = self.options.fail_on_data_loss, span.place
         archived = backfill.open_tables([place[0]]).get(place)
@@ -271,7 +275,10 @@ class _Reading:
     def _read_remaining(
         self, place: TopicPartition, start: Position, upto: Id
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the entries in Redis after a position. Raises DataLossError for missing entries."""
+        """Yield the entries after a position that are still in Redis.
+
+        Report missing entries as a loss.
+        """
         facts = Catalog(self.options).facts([place])[place]
         if loss := offsets.find_loss(start, facts):
             report_loss(place, start.id, loss, fail=self.options.fail_on_data_loss)
@@ -304,14 +311,15 @@ class TopicReader(_Reading, DataSourceReader):
 class FilteringReader(TopicReader):
     """A batch read that applies filters.
 
-    Spark rejects such a reader unless its configuration enables filter pushdown for Python sources.
+    Spark accepts such a reader only if its configuration enables filter pushdown for Python
+    sources.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         return self.narrowing.take(filters)
 
 
-REOPEN_INTERVAL_SECONDS = 60.0  # seconds after which an archive is opened again
+REOPEN_INTERVAL_SECONDS = 60.0  # seconds after which a query that reads an archive opens it again
 SHOW_SECONDS = 10.0  # seconds between publications of an unchanged position
 _NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read from its first entry
 
@@ -319,8 +327,8 @@ _NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read from
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read.
 
-    Spark stores the offsets in its checkpoint. If the query has a group, they are also published in
-    Redis.
+    Spark stores the query's offsets in its checkpoint. If the query has a group, its position is
+    also published in Redis, where other commands can see it.
     """
 
     def __init__(
@@ -367,7 +375,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
 
     def _estimate_counts(self, ends: Offsets) -> Offsets:
-        """Return the positions, with estimated counts for those in the archive that have none."""
+        """Return the positions. In the archive, positions without a count get an estimated one."""
         found = dict(ends)
         for place, end in ends.items():
             border = self._archived_to.get(place)
@@ -381,8 +389,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch.
 
-        The batch ends at the newest entries, or earlier if the read limit requires it. Returns
-        `start` if the query should wait for more entries.
+        This is the newest entry of each partition, or an earlier one if the read limit requires it.
+        If the query should wait for more entries, return `start`.
         """
         catalog = Catalog(self.options)
         begun = offsets.from_json(start)
@@ -394,7 +402,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         hot, facts = self._archive_borders(catalog, begun, [*places, *gone])
         recreated = {p for p in places if p in hot and offsets.is_replaced(hot[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in recreated}
-        # If a stream is lost, its archive is read first, and the loss is reported afterwards.
+        # If a stream was deleted or recreated, the rest of its archive is read first. The loss of
+        # later entries is reported in a later batch.
         ended = {p for p in gone | recreated if _has_later_end(begun, hot, p)}
         begun = {place: each for place, each in begun.items() if place not in gone - ended}
         facts = {place: facts[place] for place in places if place not in ended}
@@ -420,10 +429,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     ) -> tuple[Offsets, dict[TopicPartition, StreamFacts]]:
         """Return the positions at which the query continues in Redis, and the facts about streams.
 
-        A query that has left the archive continues at its own position. Otherwise it continues at
-        the end of the archive. The archive is opened before the facts are read, so that later
-        entries should still be in Redis. If some of them have already been trimmed, they are either
-        archived or lost, so the archive is opened again.
+        A query that has left the archive continues at its own position, and other queries at the
+        end of the archive. The archive is opened before the facts are read, so the entries after
+        its end should still be in Redis. If some of them have already been trimmed, they may have
+        been archived in between, so the archive is opened again. If it has not grown, they are
+        lost.
         """
         if self.backfill is None:
             return begun, catalog.facts(places)
@@ -448,10 +458,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _look_if_due(
         self, backfill: Backfill, begun: Offsets, places: Sequence[TopicPartition]
     ) -> None:
-        """Open the archive tables that the query may be reading, and reopen them every minute.
+        """Open the archive tables that the query may be reading, and open them again every minute.
 
-        If a table cannot be reopened, the query reads later entries from Redis, as long as Redis
-        still has them.
+        If a table cannot be opened again, the query continues with the version that it already has,
+        and reads later entries from Redis as long as Redis still has them.
         """
         new = [p for p in places if p[0] not in self._topics and not begun.get(p, _NEW).passed]
         if new:
@@ -467,7 +477,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             _log.warning("%s. Continuing with the archive as it was opened before", error)
 
     def _has_restarted(self, start: Position, end: Position, facts: StreamFacts) -> bool:
-        """Return True if the query reads a recreated stream, but the archive has the old stream."""
+        """Return True if the query reads a recreated stream, but the archive has the old one."""
         known = bool(start.passed) and not offsets.is_replaced(start, facts)
         return known and not self.options.fail_on_data_loss and offsets.is_replaced(end, facts)
 
@@ -484,7 +494,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _count_archived(
         self, begun: Offsets, hot: Offsets, places: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the number of entries to read from the archive, by partition.
+        """Return the number of entries that each partition still has to read from the archive.
 
         Partitions with no such entries are left out.
         """
@@ -506,9 +516,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         most: int,
         facts: Mapping[TopicPartition, StreamFacts],
     ) -> Offsets:
-        """Return end positions for a limited number of entries, which the partitions share.
+        """Return the ends of a batch of at most `most` entries, which the partitions share.
 
-        A partition that still has entries in the archive advances only within the archive.
+        A partition that still has entries in the archive advances only up to the end of the
+        archive.
         """
         for _ in range(LOOKS):
             facts, starts, waiting = self._count_backlog(hot, facts)
@@ -530,7 +541,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         for place in left:
             assert self.backfill is not None
             after, border = begun.get(place, _NEW).id, hot[place]
-            # The number may be an estimate. Only reading the rows shows where the limit really is.
+            # The share may be based on an estimate, so the rows are read to find the ID at which it
+            # ends.
             count = shares[place] + (spare if place in guessed else 0)
             end = self.backfill.walk(place, after, border.id, count)
             ends[place] = border if end == border.id else Position(end)
@@ -548,12 +560,12 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _count_backlog(
         self, begun: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> tuple[dict[TopicPartition, StreamFacts], Offsets, dict[TopicPartition, int]]:
-        """Return the facts up to the query's target, the start positions, and the backlogs."""
+        """Return the facts up to the query's target, and each partition's start and backlog."""
         now = {place: self._facts_at_target(place, each) for place, each in facts.items()}
         starts = {}
         for place, each in now.items():
-            # A new partition starts at its first entry. A loss is not reported until the tasks of
-            # the batch are planned.
+            # A new partition starts at its first entry. If entries were lost, the loss is reported
+            # later, when the tasks of the batch are planned.
             new = Position(offsets.ZERO, 0 if each.exact else None)
             starts[place] = offsets.resume_position(begun.get(place, new), each)
         return now, starts, {p: offsets.backlog(starts[p], each) for p, each in now.items()}
@@ -561,7 +573,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch.
 
-        Raises DataLossError if entries, streams or topics are missing, unless the options allow it.
+        Raises DataLossError if entries, streams or topics are missing, unless the options allow
+        losses.
         """
         catalog = Catalog(self.options)
         starts, ends = offsets.from_json(start), offsets.from_json(end)
@@ -570,7 +583,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             entries = offsets.count_unread(starts[place], self._seen.get(place))
             catalog.report_gap(place, starts[place], Loss("vanished", entries))
         hot, facts = self._archive_borders(catalog, starts, sorted(ends))
-        # A partition whose batch ends within the archive, or at the end of it, reads nothing from
+        # A partition whose batch ends at the end of the archive or before it reads nothing from
         # Redis.
         live = {
             place: end
@@ -600,7 +613,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _show(self, catalog: Catalog, begun: Offsets) -> None:
         """Publish the position of the query in Redis.
 
-        The start of the next batch is used, because the query has committed everything before it.
+        This is the start of the next batch, because the query has committed all entries before it.
         """
         late = time.monotonic() - self._shown_at >= SHOW_SECONDS
         if self.options.group and (late or begun != self._shown):
@@ -613,9 +626,9 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return {place: facts.latest for place, facts in catalog.facts(places).items()}
 
     def _facts_at_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
-        """Return the facts as of the target position, without the entries after it.
+        """Return the facts as they would be if the stream ended at the target position.
 
-        If the stream was recreated, its latest position becomes the new target. If there is no
+        If the stream was recreated, its latest position becomes the new target. If the query has no
         target, the facts are returned unchanged.
         """
         if self._target is None or place not in self._target:
@@ -633,7 +646,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         )
 
     def _must_wait(self, total: int) -> bool:
-        """Return True if the batch should wait for more entries.
+        """Return True if too few entries are available for a batch, so the query should wait.
 
         A query that stops at a target never waits.
         """
@@ -650,8 +663,8 @@ def _has_later_end(begun: Offsets, ends: Offsets, place: TopicPartition) -> bool
 def _forward_ends(begun: Offsets, ends: Offsets, recreated: set[TopicPartition]) -> Offsets:
     """Return the end positions that are after their start, or that are in a recreated stream.
 
-    The other partitions keep their start, because Spark compares offsets as strings to decide
-    whether there is work.
+    Other partitions are left out and keep their start exactly, because Spark compares offsets as
+    strings to decide whether there is a batch to run.
     """
     return {
         place: end

@@ -2,10 +2,11 @@
 
 1. In each attempt of a task, a `Stage` writes the rows to streams next to their partitions.
 2. The driver gets a `Staged` from each task, and passes all of them to `Publisher.commit`.
-3. The commit decides, once, which attempts form the batch. It then moves their rows until all of
-   them are in the topic, and removes the rows of other attempts.
+3. The commit decides which attempts form the batch, and this decision is never changed. It then
+  moves their rows until all of them are in the topic, and removes the rows of other attempts.
 
-If a process dies in between, the batch is repeated, and continues where it stopped (decision 0024).
+If a process dies along the way, Spark repeats the batch, and the commit continues where it stopped
+(decision 0024).
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class NotPublishedError(SparkError):
 class Staged(WriterCommitMessage):
     """A task's message to the driver about the rows that one of its attempts has staged.
 
-    `rows` contains the number of staged rows per partition. `counts` contains the number of
-    partitions that each topic had when the task read it.
+    `rows` maps each partition to its number of staged rows. `counts` maps each topic to the number
+    of partitions that it had when the task read it.
     """
 
     query: str
@@ -61,7 +62,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Attempt(NamedTuple):
-    """An entry in the query's record for an attempt that may have staged rows for a topic."""
+    """An attempt that may have staged rows for a topic, as listed in the query's record."""
 
     field: bytes
     name: str
@@ -90,9 +91,9 @@ class _Ledger:
         return self.keys.staged_rows(*place, self.query, attempt)
 
     def lengths(self, streams: Sequence[str]) -> list[int | None]:
-        """Return the number of rows in each stream, or None if the stream is missing.
+        """Return the number of rows in each stream, or None for a stream that does not exist.
 
-        Also extends the expiry of the streams.
+        This also extends the expiry of the streams.
         """
         stay = [("PEXPIRE", stream, self.ttl_ms) for stream in streams]
         found = self.run(*stay, *(("XLEN", stream) for stream in streams))
@@ -105,7 +106,7 @@ class _Ledger:
         return self.ask(lambda link: partition_counts(link, self.keys, wanted))
 
     def read(self) -> tuple[int, list[_Attempt]]:
-        """Return the last decided batch, or -1 if there is none, and all attempts in the record."""
+        """Return the last decided batch, or -1 if there is none, and all recorded attempts."""
         [flat] = self.run(("HGETALL", self.record))
         known = dict(zip(flat[::2], flat[1::2], strict=True))
         found = []
@@ -119,7 +120,8 @@ class _Ledger:
     def possible_streams(self, attempts: Sequence[_Attempt]) -> list[str]:
         """Return all streams to which these attempts may have written.
 
-        An attempt that was killed did not report its partitions, so all partitions are included.
+        An attempt that was killed did not report to which partitions it wrote, so the streams of
+        all partitions are returned.
         """
         counts = self.partitions(each.topic for each in attempts)
         return [
@@ -152,8 +154,9 @@ class Stage:
     def clear(self) -> None:
         """Remove the rows that earlier runs of the query staged for this batch.
 
-        The rows of this run are kept, because another attempt of it may be active. If the batch was
-        already decided, all rows are kept, because they must be published.
+        The rows of this run are kept, because another attempt of the task may still be using them.
+        If the batch was already decided, all rows are kept, because the decided ones must be
+        published.
         """
         decided, attempts = self._ledger.read()
         left = [
@@ -166,7 +169,7 @@ class Stage:
             self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
 
     def send(self, chunk: Chunk) -> None:
-        """Stage rows. Raises NotPublishedError if a task stages more bytes than allowed."""
+        """Stage rows. Raises NotPublishedError if the task has staged more bytes than allowed."""
         self._bytes += sum(
             len(part) for rows in chunk.values() for row in rows for part in row.fields
         )
@@ -185,15 +188,18 @@ class Stage:
             for row in rows:
                 self._rows[place] += 1
                 added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
-            # The expiry is set right after the first row, so that the stream does not stay forever
-            # if this process is killed.
+            # The expiry is set right after the first row, so that the stream does not remain
+            # forever if this process is killed before it finishes.
             commands += (*added[:1], ("PEXPIRE", key, self._ledger.ttl_ms), *added[1:])
         for reply in self._ledger.ask(lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisResponseError) and _THERE not in str(reply):
                 raise reply
 
     def _announce(self, names: set[str]) -> None:
-        """Record the topics before any row is staged, so that a rejected attempt can be removed."""
+        """Record the topics before rows are staged.
+
+        The rows of a rejected attempt can then be found.
+        """
         record, new = self._ledger.record, sorted(names - self._announced)
         if new:
             fields = [part for name in new for part in (self._field(name), self._batch)]
@@ -204,14 +210,20 @@ class Stage:
         return f"{_ATTEMPT}{self._attempt}:{topic}"
 
     def drop(self) -> None:
-        """Remove the staged rows of a failed attempt. Errors of Redis are ignored."""
+        """Remove the staged rows of a failed attempt.
+
+        If Redis fails, the rows remain until they expire.
+        """
         streams = [self._ledger.stream(place, self._attempt) for place in self._rows]
         fields = [self._field(name).encode() for name in sorted(self._announced)]
         with contextlib.suppress(StreamqdError):
             self._ledger.remove(link_for(self._ledger.connection), fields, streams)
 
     def message(self, counts: Mapping[str, int]) -> Staged:
-        """Return the message about the staged rows. `counts` has the partitions of each topic."""
+        """Return the message to the driver.
+
+        `counts` maps each topic to its number of partitions.
+        """
         return Staged(self._ledger.query, self._attempt, dict(self._rows), dict(counts))
 
 
@@ -223,7 +235,7 @@ class Publisher:
         self._fails = options.fail_on_data_loss
 
     def commit(self, batch: int, parts: Sequence[Staged]) -> None:
-        """Publish a batch, or those of its rows that an earlier attempt has not published.
+        """Publish a batch. If it was partly published before, publish only the remaining rows.
 
         Raises NotPublishedError if exactly one copy of each row cannot be guaranteed.
         """
@@ -260,8 +272,8 @@ class Publisher:
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
         """Raise NotPublishedError if staged rows are missing, unless the batch was decided."""
         fault = self._topic_change(parts) or self._missing(parts)
-        # If another driver has decided the batch, rows are missing because it removed those that it
-        # does not publish.
+        # If another driver has already decided the batch, it has removed the rows that are not part
+        # of the batch, so missing rows are not an error.
         if fault and self._ledger.read()[0] < batch:
             raise NotPublishedError(
                 f"batch {batch}: {fault}, so nothing of the batch was published; start the query"
@@ -269,9 +281,9 @@ class Publisher:
             )
 
     def _topic_change(self, parts: Sequence[Staged]) -> str:
-        """Return a description of a topic change since the rows were staged, or ''.
+        """Describe how a topic has changed since the rows were staged, or return '' if none has.
 
-        A changed number of partitions would lose rows or their order.
+        If the number of partitions changed, publishing would lose rows or break their order.
         """
         routed = {each for part in parts for each in part.counts.items()}
         counts = self._ledger.partitions(name for name, _ in routed)
@@ -285,7 +297,7 @@ class Publisher:
         return ""
 
     def _missing(self, parts: Sequence[Staged]) -> str:
-        """Return a description of missing staged rows, or '' if all rows exist."""
+        """Describe how many staged rows are missing, or return '' if all rows exist."""
         wanted = {
             self._ledger.stream(place, part.attempt): rows
             for part in parts
@@ -312,10 +324,11 @@ class Publisher:
     # --- decided batches ---
 
     def _publish(self, batch: int, plan: store.Plan) -> None:
-        """Move rows until all rows of a plan are in their partitions, and then record the end.
+        """Move rows until all rows of a plan are in their partitions, and then record this.
 
-        The remaining rows are counted after each move, and not derived from the replies, because a
-        promoted replica may lack the last moves. Raises NotPublishedError if rows were lost.
+        The replies of the moves do not show how many rows are left, because a replica that was
+        promoted may lack the last moves. The remaining rows are therefore counted after each move.
+        Raises NotPublishedError if rows were lost.
         """
         while True:
             left = self._rows_left(plan)
@@ -331,9 +344,9 @@ class Publisher:
         of.ask(lambda link: link.run(call))
 
     def _rows_left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
-        """Return the number of rows left to move for each partition and attempt, or None if lost.
+        """Return the number of rows left per partition and attempt, or None if they are lost.
 
-        Rows for a partition that no longer exists also count as lost, because no group would read
+        Rows also count as lost if their partition no longer exists, because no group would read
         them.
         """
         counts = self._ledger.partitions(name for names in plan.values() for name in names)
@@ -350,7 +363,10 @@ class Publisher:
         }
 
     def _move(self, waiting: Sequence[tuple[TopicPartition, str]]) -> None:
-        """Move the rows of attempts. Within a partition, the order of the tasks is kept."""
+        """Move staged rows to their partitions.
+
+        Within a partition, the order of the attempts is kept.
+        """
         lines: dict[TopicPartition, list[str]] = {}
         for place, attempt in waiting:
             lines.setdefault(place, []).append(attempt)
@@ -372,9 +388,11 @@ class Publisher:
         return check_replies(self._ledger.ask(lambda link: link.run_many(calls)))
 
     def _abandon_lost_rows(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
-        """Give up the lost rows of a batch. Return False if another driver has finished the batch.
+        """Give up the lost rows of a batch.
 
-        Raises NotPublishedError if the options do not allow a loss.
+        Return False if another driver has already finished the batch.
+
+        Raises NotPublishedError if the options do not allow losses.
         """
         [(at, plan)] = self._ledger.run(("HMGET", self._ledger.record, "batch", "plan"))
         if at != b"%d" % batch or plan is None:
@@ -401,10 +419,10 @@ class Publisher:
     # --- afterwards ---
 
     def _compare(self, batch: int, parts: Sequence[Staged], rows: int, done: Reply) -> None:
-        """Compare the batch that was published with this one.
+        """Compare the batch as it was published with the batch that this driver was to publish.
 
-        Raises NotPublishedError if it was published to other topics. If only the number of rows
-        differs, a warning is logged.
+        Raises NotPublishedError if it was published to other topics, which happens if two queries
+        share a checkpoint. If only the number of rows differs, a warning is logged.
         """
         count, names = (raw.decode("utf-8", "replace") for raw in done.values)
         our_names, their_names = (
@@ -430,9 +448,10 @@ class Publisher:
     def _sweep(self, batch: int, parts: Sequence[Staged], published: store.Plan | None) -> None:
         """Remove the rows staged for earlier batches, and the rejected attempts of this batch.
 
-        The emptied streams of published attempts are kept for one more batch, because in a cluster,
-        the node with the record may lose the information that they were published. A rejected
-        attempt may still be running, so the next batch looks for its streams again.
+        For published attempts, the empty streams are kept until the next batch. In a cluster,
+        another node holds the query's record, and it may lose the information that they were
+        published. A rejected attempt may still be running, so the next batch looks for its streams
+        again.
         """
         own = {part.attempt for part in parts}
         obsolete, fields = [], []
@@ -446,7 +465,7 @@ class Publisher:
         self._ledger.ask(lambda link: self._ledger.remove(link, fields, streams))
 
     def abort(self, parts: Sequence[Staged]) -> None:
-        """Remove the staged rows, except those of decided attempts, which must be published."""
+        """Remove the staged rows, except those of chosen attempts, which must be published."""
         [raw] = self._ledger.run(("HGET", self._ledger.record, "plan"))
         decided = store.read_plan(raw, self._ledger.record) if raw else {}
         places = [(p.attempt, place) for p in parts if p.attempt not in decided for place in p.rows]

@@ -1,8 +1,8 @@
 """Determine the partitions that a query reads, the state of their streams, and its positions.
 
-Streams are read by ID, so there is no consumer group and there are no pending entries. Spark's
-Python workers run many tasks. A process therefore keeps a few connections between tasks, until they
-have been idle for a minute. Connections are never passed to other processes.
+Streams are read by ID, without a consumer group, so no entries become pending. Spark runs many
+tasks in the same Python worker. To avoid reconnecting for each task, a process keeps a few
+connections until they have been idle for a minute. They are never passed to other processes.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from streamqd.store.slots import key_slot
 from streamqd.store.store import Store
 
 LINKS_MAX = 8  # maximum connections of one thread
-_PROBED = 100  # entries that are passed in each time slice to estimate its density
-_SLICES = 8  # time slices per piece
+_PROBED = 100  # entries that are counted in each time slice to estimate its density
+_SLICES = 8  # time slices for each piece that a span is cut into
 _MISJUDGED = 0.25  # maximum relative error of an estimate that is still used
-IDLE_MAX = 60.0  # seconds without use after which a connection, like a Spark worker, is closed
+IDLE_MAX = 60.0  # seconds without use after which a connection is closed, like an idle Spark worker
 
 _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first
 _links_of = os.getpid()
 _links_lock = threading.Lock()
-# Texts that were already logged. A stream checks all names in every batch, so without this set, the
-# same warnings would be logged for each batch.
+# Warnings that were already logged. A stream checks all names in every batch, so the same warnings
+# would otherwise be logged in every batch.
 _logged: set[str] = set()
 _T = TypeVar("_T")
 
@@ -74,9 +74,10 @@ class _Link:
 def link_for(connection: SparkConnection, key: str = "") -> Connection:
     """Return a connection of this thread. In a cluster, it leads to the node that holds `key`.
 
-    The connection is opened when it is first needed. Call this before each round trip, because a
-    thread keeps only the LINKS_MAX connections that it used last. Connections that have been idle
-    for IDLE_MAX are closed, so that they do not outlive their password for long.
+    The connection is opened when it is first used. Call this before each round trip and do not keep
+    the result, because a thread keeps open only the LINKS_MAX connections that it used last.
+    Connections that have been idle for IDLE_MAX are closed, so that none stays open long after its
+    password changed.
     """
     where = topology.parse(connection.redis.url)
     if where.kind != topology.CLUSTER:
@@ -98,7 +99,7 @@ def link_for(connection: SparkConnection, key: str = "") -> Connection:
 
 
 def _drop_inherited() -> None:
-    """Close file descriptors inherited from a parent process, without notifying the server."""
+    """Close connections inherited from a parent process, without notifying the server."""
     global _links_of
     if _links_of != os.getpid():
         for each in _links.values():
@@ -110,7 +111,7 @@ def _drop_inherited() -> None:
 def _close_unused(thread: int, now: float) -> None:
     """Close the idle connections of all threads, and make room for another one of this thread.
 
-    To make room, the connections that were not used for the longest time are closed.
+    If the thread has too many, those that were not used for the longest time are closed.
     """
     idle = [
         each
@@ -123,14 +124,16 @@ def _close_unused(thread: int, now: float) -> None:
 
 
 def keys_for(connection: SparkConnection) -> Keys:
-    """Return the key names for the prefixes of this connection."""
+    """Return the key names for the prefixes in these options."""
     return Keys(connection.control, connection.streams)
 
 
 def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, key: str = "") -> _T:
-    """Run a function that may be repeated, and retry it if Redis does not answer.
+    """Run a function, and run it again if Redis does not answer.
 
-    Raises the last error if all retries fail, or any other error immediately.
+    The function must be safe to repeat.
+
+    If all retries fail, the last error is raised. Any other error is raised immediately.
     """
     for _ in range(connection.retries):
         try:
@@ -158,8 +161,8 @@ def stream_key(keys: Keys, place: TopicPartition) -> str:
 def topic_names(store: Store) -> list[str]:
     """Return the names of all topics in order.
 
-    Any client can add any name to the registry, and names become parts of paths. Invalid names are
-    therefore skipped, and each of them is logged once.
+    Any client can add any name to the registry of topics, and names become parts of paths. Invalid
+    names are therefore skipped, and each of them is logged once.
     """
     found, bad = topics.read_registry(store)
     for error in bad:
@@ -170,8 +173,8 @@ def topic_names(store: Store) -> list[str]:
 def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict[str, int]:
     """Return the number of partitions of each topic or DLQ.
 
-    It is 0 if the topic does not exist or is being deleted. Raises InvalidValueError for a topic
-    with invalid metadata.
+    The number is 0 if the topic does not exist or is being deleted. Raises InvalidValueError if a
+    topic has invalid metadata.
     """
     wanted = {name: name.removesuffix(DLQ) for name in names}
     found = check_replies(
@@ -191,7 +194,7 @@ def warn_once(text: str) -> None:
 
 
 class Catalog:
-    """Applies the options of a read to the current state of the server."""
+    """Applies the options of a read to the topics and streams that exist on the server."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -202,9 +205,10 @@ class Catalog:
     ) -> list[TopicPartition]:
         """Return all partitions that can be read now, in order.
 
-        Raises TopicNotFoundError or RequestRefusedError if a topic or a partition is missing. A
-        topic that a stream already reads (`begun`) may be missing, and so may its partitions. If
-        `strict` is False, any topic or partition may be missing.
+        Raises TopicNotFoundError or RequestRefusedError if a topic or a partition is missing. This
+        does not apply to topics of `begun`, the partitions that a stream already reads, because
+        they may have been deleted since then. If `strict` is False, any topic or partition may be
+        missing.
         """
         known = {name for name, _ in begun}
         found = persist(
@@ -215,7 +219,7 @@ class Catalog:
         return sorted(found)
 
     def _refuse_unknown(self, found: Sequence[TopicPartition]) -> None:
-        """Raise RequestRefusedError if the start or the end names a partition that is not read."""
+        """Raise RequestRefusedError if a start or end is set for a partition that is not read."""
         options = self._options
         for edge, named in (("starting", options.starting), ("ending", options.ending)):
             unread = sorted(set(named or ()) - set(found))
@@ -229,7 +233,7 @@ class Catalog:
     def find_vanished(
         self, begun: Iterable[TopicPartition], places: Sequence[TopicPartition]
     ) -> list[TopicPartition]:
-        """Return the subscribed partitions that a stream was reading and that no longer exist."""
+        """Return the subscribed partitions that a stream has read but that no longer exist."""
         options = self._options
         pattern = re.compile(options.pattern.removesuffix(DLQ))
         return [
@@ -304,10 +308,11 @@ class Catalog:
     def _stream_facts(
         self, link: Connection, place: TopicPartition, refused: RedisResponseError
     ) -> StreamFacts:
-        """Return the facts from the stream alone, for a partition with another invalid key.
+        """Return the facts that the stream provides, for a partition with another invalid key.
 
         For example, another client may have overwritten the key of the partition's dead letters.
-        Raises `refused` if the stream itself is the cause, or if the server does not count entries.
+        Raises `refused` if the stream's own key is invalid, or if the server does not count
+        entries.
         """
         if refused.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
             raise refused
@@ -330,9 +335,10 @@ class Catalog:
         )
 
     def show(self, positions: Offsets) -> None:
-        """Publish the position of a query as the position of a group.
+        """Publish the position of a query as the position of its group.
 
-        If Redis rejects a position, a warning is logged, because the query can run without it.
+        If Redis rejects a position, a warning is logged, because the query works without publishing
+        it.
         """
         calls = [
             store.query_position(
@@ -355,8 +361,8 @@ class Catalog:
     ) -> Offsets:
         """Return the start positions.
 
-        The start of an archived partition can be before its oldest entry in Redis. Raises
-        RequestRefusedError if the options leave out a partition, or name a group that does not
+        In the partitions in `archived`, a start may be before the oldest entry in Redis. Raises
+        RequestRefusedError if the options leave out a partition or name a group that does not
         exist.
         """
         return self._resolve_edge("starting", facts, default, archived)
@@ -394,9 +400,10 @@ class Catalog:
     def _group_positions(self, groups: Mapping[TopicPartition, str]) -> dict[TopicPartition, Id]:
         """Return the position of each group, up to which it has handled all entries.
 
-        This is the position before its first pending entry, or the last delivered entry if none is
-        pending. The groups are read before the pending entries, so an entry that is delivered in
-        between is after the returned position.
+        This is the position before the group's first pending entry, or its last delivered entry if
+        none is pending. Delivery positions are read before the pending entries. An entry that is
+        delivered between these two reads is therefore after the returned position, so it is not
+        skipped.
         """
         commands: list[tuple[str, ...]] = []
         for place, group in groups.items():
@@ -422,7 +429,7 @@ class Catalog:
     def add_counts(
         self, positions: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> Offsets:
-        """Add counts to the positions that lack one, where the later entries can be counted."""
+        """Add counts to positions that lack one, if the entries after them can be counted."""
         unknown = {
             place: position
             for place, position in positions.items()
@@ -440,9 +447,9 @@ class Catalog:
     def find_overtaken(
         self, starts: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> set[TopicPartition]:
-        """Return the partitions in which trimming passed the start after the facts were read.
+        """Return the partitions whose start was passed by trimming after `facts` were read.
 
-        Counts that are based on these facts are wrong for such a partition.
+        For these partitions, counts that are based on `facts` are wrong.
         """
         now = self.facts(list(starts))
         return {
@@ -457,9 +464,9 @@ class Catalog:
     ) -> dict[TopicPartition, _Walked]:
         """Advance by a number of entries in each stream, and return the end of each walk.
 
-        A walk is given as (after, upto, count). The server counts a thousand entries at a time, or
-        fewer if messages are large, so that it is never busy for more than a few milliseconds. Each
-        round trip advances all streams together.
+        `wanted` contains (after, upto, count) for each stream. In each round trip, all streams
+        advance together, and the server counts at most a thousand entries of each, or fewer if
+        messages are large, so that it is never busy for more than a few milliseconds.
         """
         walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
         left = {place: count for place, (_, _, count) in wanted.items() if count > 0}
@@ -494,8 +501,8 @@ class Catalog:
         """Return the spans between two offsets.
 
         A partition without a start is new, and is read from its first entry. `seen` contains the
-        number of entries that each stream had issued at the last check. Lost entries are skipped if
-        the options allow it. Otherwise, raises DataLossError.
+        number of entries that each stream had issued at the last check. If entries were lost, this
+        raises DataLossError, or logs the loss and skips them if the options allow that.
         """
         found = {}
         for place, end in ends.items():
@@ -515,7 +522,7 @@ class Catalog:
     def cut(
         self, spans: Mapping[TopicPartition, Span], facts: Mapping[TopicPartition, StreamFacts]
     ) -> list[Span]:
-        """Cut the spans into as many pieces as the options request."""
+        """Cut the spans into the number of pieces that the options request."""
         options = self._options
         counts = dict.fromkeys(spans, 1)
         weights = {
@@ -539,9 +546,11 @@ class Catalog:
         return found
 
     def _number(self, whole: Span, length: int) -> int:
-        """Return the number of entries in a span. It is counted if the span does not contain it.
+        """Return the number of entries in a span.
 
-        `length` is the number of entries in the whole stream, which limits the walk.
+        If the span does not contain it, the entries are counted.
+
+        `length` is the number of entries in the whole stream, at which counting stops.
         """
         if whole.rows is not None:
             return whole.rows
@@ -560,13 +569,16 @@ class Catalog:
     def _even_pieces(self, whole: Span, count: int, rows: int, first: Id | None) -> list[Span]:
         """Cut a span into pieces with about the same number of entries.
 
-        The span is divided into many time slices, and a few entries of each slice show how dense it
-        is. If these estimates do not add up to the expected total (`rows`), the server counts the
-        entries, which takes about a second per million. If the span has no count, the sum of the
-        estimates replaces the expected total.
+        The span is divided into many time slices, and the first entries of each slice show how
+        dense the slice is. The sum of these estimates is compared with the number of entries in the
+        span (`rows`). If it differs too much, the server counts the entries, which takes about a
+        second per million. If the span does not contain its number of entries, the sum is used
+        instead of `rows`.
         """
         slices = offsets.split(whole, count * _SLICES, first)
-        least = len(slices) * _PROBED  # number of entries up to which the server counts them
+        least = (
+            len(slices) * _PROBED
+        )  # number of entries that are counted to estimate all densities
         if whole.rows is None or rows > least:
             weights = self._densities(slices)
             seen = sum(weights)
@@ -594,11 +606,11 @@ class Catalog:
         return found
 
     def _marks(self, whole: Span, rows: int, wanted: int) -> list[Position]:
-        """Return positions at equal distances in entries, the last one at the last entry.
+        """Return positions at equal distances (in entries). The last one is at the last entry.
 
-        The result contains about `wanted` positions, or more if the server counts fewer entries at
-        a time. If there are many more entries than expected (`rows`), the distance is doubled, so
-        that a span never takes one step per entry.
+        About `wanted` positions are returned, or more if the distance would exceed the number of
+        entries that the server counts at a time. If there are many more entries than expected
+        (`rows`), the distance is doubled, so the span does not take one round trip per entry.
         """
         marks: list[Position] = []
         stride = max(1, min(store.STEP_MAX, rows // wanted))
@@ -614,7 +626,7 @@ class Catalog:
         return marks
 
     def report_gap(self, place: TopicPartition, after: Position, loss: Loss) -> None:
-        """Report a loss. Depending on the options, raise DataLossError or log it."""
+        """Report a loss: raise DataLossError, or log it if the options allow losses."""
         report_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
 
 
@@ -629,9 +641,10 @@ def _id_or_none(text: str) -> Id | None:
 
 
 def _dead_letter_facts(raw: Any) -> StreamFacts:
-    """Return facts about a stream of dead letters.
+    """Return the facts about a stream of dead letters.
 
-    They are not exact, because replays and purges also remove entries from the middle.
+    Counts are not exact, because replays and purges also remove entries from the middle of the
+    stream.
     """
     if isinstance(raw, RedisResponseError):
         if "no such key" in str(raw):

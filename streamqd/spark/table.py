@@ -1,8 +1,8 @@
 """Store the options of a Spark catalog table in the metadata of its columns.
 
-This is necessary because Spark passes the options of CREATE TABLE to a Python source only once,
-when it requests the columns. Readers and writers of the table get only its schema, which includes
-the metadata (decision 0027). This module does no I/O.
+Spark passes the options of CREATE TABLE to a Python source only once, when it asks for the columns.
+Later, readers and writers of the table get only its schema. The options are therefore stored in the
+metadata of the schema (decision 0027). This module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _COLUMN = "topic"  # a column that every table has
 _OPTIONS = "streamq"
-# Spark treats columns with different lengths as different types. When it inserts rows, it therefore
-# uses the columns of the table without this metadata. So if a schema contains this key, the rows
-# come from a read of a table.
+# Spark treats columns with different lengths as different types. When Spark inserts rows, it casts
+# them to the columns of the target table, and this metadata is removed. If the schema of a write
+# still contains the key, it is therefore the schema of a table that was read.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _DECLARED = "option."  # prefix of the options of CREATE TABLE. All others belong to the catalog.
 _NONE = (
@@ -36,7 +36,7 @@ _NO_TARGET = (
 
 
 def creation_options(raw: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a CREATE TABLE, or None if the options are for something else.
+    """Return the options of a CREATE TABLE, or None if the options belong to another operation.
 
     Raises ValueError if they contain a password, because the catalog would store and show it.
     """
@@ -66,7 +66,7 @@ def schema(columns: Sequence[rows.Column], options: Mapping[str, str]) -> Struct
 def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
     """Return the options of a read, including those of the table that it reads.
 
-    If the read itself sets an address or topics, the table's options are not used. Raises
+    If the read sets an address or topics itself, the table's options are not used. Raises
     ValueError if neither the read nor the table has options.
     """
     text = _text(schema)
@@ -78,11 +78,12 @@ def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]
 def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
     """Return the options of a write, including those of the table that it writes to.
 
-    As in a read, an address or a topic of the write itself takes precedence. Rows that were read
-    from a table can be written to any target, so the options of that table are not used.
+    If the write sets an address or a topic itself, the table's options are not used. Rows that were
+    read from a table can be written to any target, so the options of the table that was read are
+    never used.
 
-    Raises ValueError if there is no target in an option, a column or the table. Also raises it if
-    rows from a table are inserted without a list of columns, because the target is then unknown.
+    Raises ValueError if no option, column or table sets the target. Also raises it if rows from a
+    table are inserted without a list of columns, because the target is then unknown.
     """
     text = _text(schema)
     if not given and _COLUMN not in schema.fieldNames():
