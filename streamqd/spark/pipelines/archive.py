@@ -1,7 +1,7 @@
 """Write topics into Delta tables, each entry exactly once, and advance the watermark in Redis.
 
-The table is the source of truth, so each run starts at the end of the table. Spark's checkpoint
-exists only during the run, which means that no checkpoint can contradict the table.
+Each run starts at the position up to which the table contains all entries. Spark's checkpoint is
+deleted at the end of the run, so it can never contradict the table.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TIMEOUT = 10.0  # seconds that one round trip to Redis may take
-BATCH_ROWS = 4_000_000  # rows per batch, a large number as each batch costs almost 1 s of Java CPU
-FETCH_ROWS = 5_000  # entries in one page, unless `fetchBytes` limits large entries to fewer
+BATCH_ROWS = 4_000_000  # rows per batch; large, as each batch costs almost 1 s of Java CPU
+FETCH_ROWS = 5_000  # entries in one page; fewer if large entries reach `fetchBytes` first
 
 
 @dataclass
@@ -76,15 +76,16 @@ class Archiver:
     `run` processes one topic after another. For each topic, it acquires the lease and takes these
     steps:
 
-    1. Report to Redis which entries are already committed, because a killed run may not have done
-       so. Streams that were recreated are left out.
+    1. Report to Redis which entries are already committed, because a previous run may have been
+      killed before it did so. Streams that were recreated are left out.
     2. Archive all entries that exist at the start, batch by batch. For each batch, Spark's tasks
-       write the files, a commit adds them to the table, and the archived position is sent to Redis.
+      write the files, a commit adds them to the table, and the archived position is reported to
+      Redis.
     3. Merge small files, and delete files that no reader needs any longer.
     4. Archive dead letters, without Spark.
-    5. Parse payloads if the configuration has a schema.
+    5. If the configuration has a schema, parse the payloads.
 
-    After all topics, `run` archives the history. A problem with dead letters, payloads or the
+    After the topics, `run` archives the history. A problem with dead letters, payloads or the
     history never prevents entries from being archived.
     """
 
@@ -101,8 +102,9 @@ class Archiver:
     ) -> None:
         """Connect to Redis, and open or create the archive.
 
-        `spark` returns a session. It is called only if a topic has entries to archive or to parse.
-        `warn` is called once for each problem with `[pipelines.TOPIC]`, as soon as it is found.
+        `spark` is called only if a topic has entries to archive or to parse, and must return a
+        session. `warn` is called once for each problem with `[pipelines.TOPIC]`, as soon as it is
+        found.
         """
         self.settings = config.resolve_url(settings)
         self.keys = Keys(settings.keys.control, settings.keys.streams)
@@ -125,8 +127,8 @@ class Archiver:
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
         """Archive all entries that exist now, in the given topics or in all topics.
 
-        Raises the first error. Problems with payloads, dead letters or the history do not stop the
-        run, and are collected in `problems` instead.
+        An error in archiving entries stops the run and is raised. Problems with payloads, dead
+        letters or the history do not stop the run, and are collected in `problems` instead.
         """
         known = topic_names(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
@@ -148,7 +150,7 @@ class Archiver:
     def _history(self) -> int:
         """Archive the history of the fleet. Return the number of new rows.
 
-        It is 0 if another run is already archiving the history.
+        If another run is already archiving the history, do nothing and return 0.
         """
         store, fleet = Store(self.link, self.keys), self.settings.daemon.fleet
         name = f"history:{self.archive.id[:12]}"
@@ -170,9 +172,10 @@ class Archiver:
         return self.settings.pipelines.get(topic, config.Pipeline())
 
     def _start_session(self) -> SparkSession:
-        """Return the Spark session, after all schemas of this run were checked.
+        """Return the Spark session, after checking all schemas of this run.
 
-        The schemas are checked now, because some of them may not be needed until hours later.
+        Some schemas may not be needed until hours later. They are all checked at once, so that
+        problems are reported at the start of the run.
         """
         spark = self._spark()
         for topic in self._unread:
@@ -190,7 +193,7 @@ class Archiver:
 
     @contextmanager
     def _isolate(self, about: str, text: str) -> Iterator[None]:
-        """Record an error about one table or key, so that the run continues with the others."""
+        """Record an error in the block as a problem of one table or key, and continue after it."""
         try:
             yield
         except (RequestRefusedError, SparkError) as error:
@@ -271,8 +274,9 @@ class Archiver:
     def _verify_new(self, table: ArchiveTable, field: str) -> dict[TopicPartition, Id]:
         """Verify the files that were not yet reported to Redis, and return the reported positions.
 
-        The files must be intact, because entries can be deleted from Redis once they are reported.
-        `field` is the field of a partition's trimming record that holds the reported position.
+        Redis may delete entries once they are reported as archived, so their files must be intact
+        first. `field` is the field of a partition's trimming record that holds the reported
+        position.
         """
         reported: dict[TopicPartition, Id] = {}
         for place, end in table.positions.items():
@@ -302,7 +306,10 @@ class Archiver:
 
 
 class _Run:
-    """A run for one topic. It archives batches until it has all entries present at the start."""
+    """A run for one topic.
+
+    It archives batches until all entries that existed at its start are stored.
+    """
 
     def __init__(self, archiver: Archiver, table: ArchiveTable, lease: PipelineLease) -> None:
         self._of = archiver
@@ -326,7 +333,7 @@ class _Run:
     def backlog(self, facts: Mapping[TopicPartition, StreamFacts]) -> int:
         """Return the approximate number of entries to archive.
 
-        Raises DataLossError if entries are lost, unless the run allows that.
+        Raises DataLossError if entries were lost, unless the run allows losses.
         """
         targets = {place: each.latest for place, each in facts.items()}
         starts = batches.incomplete_partitions(self._table.positions, targets, facts)
@@ -334,11 +341,15 @@ class _Run:
             loss = offsets.find_loss(start, facts[place])
             if loss is not None and not self._of.allow_loss:
                 report_loss(place, start.id, loss, fail=True)
-        # Each partition counts as at least 1, so that the run also reports entries that were lost.
+        # Each of these partitions counts as at least 1. The run therefore starts even if all
+        # entries that remained to be archived were lost, and reports the loss.
         return sum(max(1, offsets.backlog(start, facts[place])) for place, start in starts.items())
 
     def run(self, spark: SparkSession, meter: ProgressMeter) -> None:
-        """Archive the topic. Raises the error that stopped it, with a message of one sentence."""
+        """Archive the topic.
+
+        The error that stops a run is raised with a message of one sentence.
+        """
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
@@ -363,7 +374,7 @@ class _Run:
     def _store(self, frame: DataFrame, _: int) -> None:
         """Commit one batch.
 
-        An error is stored for `run`, because Spark passes on only its text.
+        Spark passes on only the text of an error, so the error itself is stored for `run` to raise.
         """
         from pyspark.errors import PySparkException
 
@@ -391,7 +402,7 @@ class _Run:
         self.done.files += len(files)
 
     def _count_missing(self, files: Sequence[WrittenFile], ends: Offsets) -> None:
-        """Count the missing entries, by comparing rows with the entries that the streams issued.
+        """Count the entries that the streams have issued but that are missing in the new files.
 
         Raises ArchiveError if there are more rows than entries, unless the run allows losses.
         """
@@ -403,7 +414,7 @@ class _Run:
             if start.passed is None or end.passed is None:
                 continue
             missing = end.passed - start.passed - found[place[1]]
-            # In a recreated stream, counts start at zero again, so `missing` may be negative.
+            # The counts of a recreated stream start at zero again, so `missing` may be negative.
             if missing < 0 and not self._of.allow_loss:
                 raise ArchiveError(
                     f"{place[0]}: the archive has {-missing} more rows than the topic had entries"

@@ -1,7 +1,8 @@
 """Plan the batches of an archive run: the entries of each partition, and the positions after them.
 
-The table is the only record, and each batch starts at the end of it. An interrupted batch is
-planned again, possibly with different entries. This module does no I/O.
+A batch starts at the end of the table, because only the table records which entries are archived.
+If a batch is interrupted, the next run plans it again, possibly with different entries. This module
+does no I/O.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ PIECE_ROWS = 100_000  # minimum entries for each task if several tasks share a s
 class Stretch(NamedTuple):
     """The part of a batch that comes from one partition.
 
-    It starts at `begin` and ends at `target`, or after `limit` entries if there is a limit. The
-    entries are read in `spans`, which are empty if there are no entries.
+    It starts at `begin` and ends at `target`, or after `limit` entries if a limit is set. Each span
+    in `spans` is read by one task. There are no spans if there are no entries to read.
     """
 
     place: TopicPartition
@@ -31,7 +32,7 @@ class Stretch(NamedTuple):
 
 
 class TaskEnd(NamedTuple):
-    """The position at which a task stopped, and the number of entries that it had read."""
+    """The position at which a task stopped, and the number of entries that it read."""
 
     partition: int
     end: Id
@@ -41,9 +42,9 @@ class TaskEnd(NamedTuple):
 def incomplete_partitions(
     archived: Offsets, targets: Offsets, facts: Mapping[TopicPartition, StreamFacts]
 ) -> Offsets:
-    """Return the positions of the partitions that are not archived up to their target."""
-    # A partition that was never archived starts before its first entry ever, so that trimmed
-    # entries count as a loss.
+    """Return the archived positions of the partitions that are not archived up to their target."""
+    # A partition that was never archived starts before the first entry that it ever had, so that
+    # entries that were trimmed before the first run count as lost.
     starts = {place: archived.get(place, Position(offsets.ZERO, 0)) for place in targets}
     return {
         place: start
@@ -58,10 +59,10 @@ def plan(
     rows_max: int,
     tasks: int,
 ) -> list[Stretch]:
-    """Return the stretches of a batch with up to `rows_max` entries, for a number of tasks.
+    """Return the stretches of a batch, with at most `rows_max` entries for this number of tasks.
 
-    A stretch that is longer than its share of the batch gets a limit. The other stretches may be
-    divided among several tasks.
+    A stretch with more entries than its share of the batch gets a limit and is read by one task.
+    Other stretches may be divided among several tasks.
     """
     spans = {
         each.place: offsets.span(each.place, each.begin, each.target, facts[each.place])
@@ -86,7 +87,8 @@ def plan(
             cut = offsets.split(span, count, facts[place].first) if count > 1 else [span]
             planned.append(each._replace(spans=tuple(cut)))
         elif place in shares:
-            # The number of rows of the whole span does not apply to a part of it.
+            # The number of entries in the whole span does not apply, as only a part of it will be
+            # read.
             one = span._replace(rows=None)
             planned.append(each._replace(spans=(one,), limit=shares[place]))
     return planned
@@ -101,7 +103,8 @@ def _entries(span: Span | None, begin: Position, facts: StreamFacts) -> int:
 def end_positions(begins: Offsets, targets: Offsets, ended: Sequence[TaskEnd]) -> Offsets:
     """Return the position that each partition has reached.
 
-    This is its target, or the furthest position at which one of its tasks stopped.
+    If a task stopped before the partition's target, this is the furthest position that a task
+    reached. Otherwise, it is the target.
     """
     found = {}
     for place, target in targets.items():

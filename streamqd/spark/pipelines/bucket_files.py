@@ -1,8 +1,8 @@
 """Read tables in an object store with Spark, whose tasks read the Parquet files with pyarrow.
 
 Spark's own reader cannot be used, because it needs a Hadoop file system for each kind of store, and
-no Python package contains one. Filters are used to skip files and row groups, and Spark applies
-them to the rows again.
+no Python package contains one. The source uses filters to skip files and row groups, and Spark
+applies the same filters to each row.
 """
 
 from __future__ import annotations
@@ -57,13 +57,16 @@ _COMPARE = {
     "<": operator.lt,
     "<=": operator.le,
 }
-# Types whose values Spark and pyarrow compare in the same way. Floats, for example, are not among
-# them, because the two compare NaN differently.
+# Types whose values Spark and pyarrow compare in the same way. Floats are left out, for example,
+# because Spark and pyarrow compare NaN differently.
 _COMPARED = ("byte", "short", "integer", "long", "string", "binary", "date", "timestamp")
 
 
 class Condition(NamedTuple):
-    """A condition on a column. If the sign is `in`, the value is a tuple."""
+    """A condition on a column, such as (`date`, `>=`, a date).
+
+    For the sign `in`, the value is a tuple.
+    """
 
     column: str
     sign: str
@@ -71,7 +74,10 @@ class Condition(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """A file of a table. In a raw table, `first_ms` and `last_ms` are bounds of the IDs."""
+    """A file of a table.
+
+    In a raw table, its IDs have times from `first_ms` to `last_ms` (Unix ms).
+    """
 
     path: str
     date: str
@@ -92,7 +98,7 @@ class FilesPartition(InputPartition):
 def read(
     spark: SparkSession, table: ArchiveTable, files: Sequence[WrittenFile], schema: StructType
 ) -> DataFrame:
-    """Return the rows of some files of a table, with all its columns."""
+    """Return the rows of these files with all columns of the table."""
     folder = table.folder
     assert isinstance(folder, BucketFolder)
     name = source_name(FORMAT, folder)
@@ -107,8 +113,8 @@ def read(
 def _source(folder: BucketFolder, name: str, partitioned: tuple[str, ...]) -> type[DataSource]:
     """Return a data source for one table.
 
-    The directory is stored in the class and not in an option. It may contain credentials, and Spark
-    shows options in plans and event logs.
+    The directory of the table is stored in the class and not in an option, because it may contain
+    credentials, and Spark shows options in plans and event logs.
     """
 
     class BucketTableSource(DataSource):
@@ -126,7 +132,7 @@ def _source(folder: BucketFolder, name: str, partitioned: tuple[str, ...]) -> ty
 
 
 class BucketTableReader(DataSourceReader):
-    """Reads those files of a table that may contain rows that match all conditions."""
+    """Reads the files of a table, except those without a row that matches all conditions."""
 
     def __init__(
         self,
@@ -178,7 +184,7 @@ class BucketTableReader(DataSourceReader):
             value = self._partition_values(file)[column]
             return value, value
         if self._partitioned != RAW.partitioned:
-            return None  # in other tables, the names below can be columns of a schema or a query
+            return None  # other tables may have columns of their own with these names
         if column == "id_ms":
             return file.first_ms, file.last_ms
         if column == "timestamp":
@@ -191,7 +197,10 @@ class BucketTableReader(DataSourceReader):
         return dict(zip(self._partitioned, values, strict=False))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the files that match all conditions. Raises OSError."""
+        """Yield the rows of the files that match all conditions.
+
+        Raises OSError if a file is unreadable.
+        """
         from pyarrow import dataset
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -216,7 +225,10 @@ class BucketTableReader(DataSourceReader):
 
 
 def _moment(unix_ms: int, more_ms: int) -> dt.datetime:
-    """Return the time of an ID, or the last time of the calendar if the ID is later."""
+    """Return the sum as a time.
+
+    If it is after the year 9999, return the last time that Python supports.
+    """
     try:
         return _EPOCH + dt.timedelta(milliseconds=unix_ms + more_ms)
     except OverflowError:

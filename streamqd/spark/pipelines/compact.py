@@ -1,7 +1,7 @@
 """Merge small files of a table into large ones, and delete files that no reader needs any longer.
 
-A merge is a commit in the Delta log, so readers see the table either before or after it. The
-deletion is not a commit. It keeps replaced files for a grace period, because readers may still be
+A merge is a commit in the Delta log, so readers see the table either before or after it. Replaced
+files are deleted in a separate step and only after a grace period, because readers may still be
 using them.
 """
 
@@ -45,7 +45,7 @@ _log = logging.getLogger("streamqd.spark")
 
 TARGET = 256 << 20  # target size of a file in bytes
 GRACE = 86_400.0  # seconds for which replaced files are kept for readers that already use them
-FAN_IN = 8  # minimum files with the same size class, date and partition that are merged
+FAN_IN = 8  # number of files with the same date, partition and size class that triggers a merge
 _SMALLEST = 1 << 20  # bytes up to which all files are in the same size class
 _DATES = 200  # maximum dates in one merge commit
 _BATCHES = 50  # batches between two searches for files to delete
@@ -78,7 +78,7 @@ def compact(
 ) -> tuple[list[Compacted], list[RequestRefusedError | SparkError]]:
     """Compact the tables of these topics, which contain entries, dead letters and parsed payloads.
 
-    By default, the tables of all topics, the results of queries and the history are compacted.
+    If no topics are given, all topics, the results of queries and the history are compacted.
     `target` is the size of the new files in bytes. `grace` is the time in seconds for which
     replaced files are kept.
 
@@ -113,8 +113,8 @@ def compact(
                 with _collect_problems(problems):
                     done.append(_compact_table(made, f"{made.kind.folder}/{topic}", target, grace))
     for kind in () if wanted else (derived.RESULTS, HISTORY):
-        # These tables are compacted without the lease, because a standing query may hold it for
-        # weeks. Delta detects conflicts.
+        # These tables are compacted without their lease, because a standing query may hold it for
+        # weeks. If both commit changes that conflict, Delta detects this.
         for name in archive.names(kind):
             with _collect_problems(problems):
                 result = archive.derived_table(name, kind)
@@ -145,19 +145,19 @@ def _compact_table(table: ArchiveTable, name: str, target: int, grace: float) ->
 def merge_small_files(table: ArchiveTable, batches: int) -> None:
     """Merge the small files of a table, so that reads remain fast.
 
-    `batches` is the number of batches that were added since the last call. Once every `_BATCHES`
-    batches, this also deletes files that no reader needs any longer.
+    `batches` is the number of batches added since the last call. Every `_BATCHES` batches, this
+    also deletes files that no reader needs any longer.
 
-    Each row is rewritten only once per size class, and each class is eight times as large as the
-    one before.
+    Only files of the same size class are merged with each other, and each class is eight times as
+    large as the previous one. A row is therefore rewritten only once per size class.
     """
     try:
         _merge_small_files(table, batches)
     except RequestRefusedError:
-        return  # another program is changing the files, so it or the next run merges them
+        return  # another program is changing the files, so that program or the next run merges them
     except ArchiveDamagedError:
         raise
-    except (ArchiveError, OSError) as error:  # only the merge failed: the entries are archived
+    except (ArchiveError, OSError) as error:  # the entries are safe, as only the merge failed
         _log.warning("the small files of %s were not merged: %s", table.topic, error)
 
 
@@ -205,12 +205,12 @@ def rewrite(
             target_size=target,
             max_concurrent_tasks=1,
             writer_properties=_writer_properties(table),
-            # The commit contains no note. A note would discard a batch that another run commits at
-            # the same time.
+            # The commit has no note. If another run commits a batch at the same time, a note here
+            # would replace that run's note and so discard the batch.
             commit_properties=CommitProperties(custom_metadata={MARK: mark}),
         )
-        # delta-rs writes and commits in a single call, without flushing. The files are flushed
-        # here, and the log is flushed after this block.
+        # delta-rs writes and commits in a single call, without flushing. The new files are
+        # therefore flushed here, and the log is flushed at the end of this block.
         table.reload()
         gone, new = _read_commit(table, version + 1, mark)
         table.settle(new)
@@ -221,9 +221,10 @@ def rewrite(
 
 
 def _writer_properties(table: ArchiveTable) -> WriterProperties:
-    """Return the properties with which files of a table are written.
+    """Return the properties with which the files of a table are written.
 
-    Tables of results are special, because they may contain NaN.
+    Tables of results may contain NaN, which breaks the bounds of columns. In these tables, only
+    columns whose bounds can be trusted get statistics.
     """
     from deltalake import ColumnProperties, WriterProperties
 
@@ -239,10 +240,10 @@ def _writer_properties(table: ArchiveTable) -> WriterProperties:
 
 
 def _read_commit(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:
-    """Return the names of the files that the commit with this mark removed, and the added files.
+    """Return the names of the files that the commit with this mark removed, and the files it added.
 
-    The commit is searched from version `first` on, because other programs may have committed before
-    or after it.
+    All commits from version `first` on are searched, because other programs may have committed
+    before or after the merge.
     """
     for actions in table.commits(first):
         if any(action.get("commitInfo", {}).get(MARK) == mark for action in actions):
@@ -250,7 +251,7 @@ def _read_commit(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], 
             return gone, [
                 _parse_added(table, action["add"]) for action in actions if "add" in action
             ]
-    return set(), []  # there was no file to merge
+    return set(), []  # there were no files to merge, so there is no commit
 
 
 def _parse_added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
@@ -262,8 +263,8 @@ def _parse_added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
 def purge(table: ArchiveTable, grace: float) -> int:
     """Delete the files that no version of the last `grace` seconds contains. Return their number.
 
-    delta-rs is used only to list the files, because it would follow links and also delete files
-    outside the layout of the table. Raises ArchiveError if a file cannot be deleted.
+    delta-rs only lists these files. It does not delete them, because it would follow links and also
+    delete files that do not belong to the table. Raises ArchiveError if a file cannot be deleted.
     """
     count = 0
     for name in table.find_unnamed(grace):

@@ -1,14 +1,14 @@
 """Archive dead letters in a Delta table per topic, each exactly once and without Spark.
 
-Each row is a dead letter, which is identified by its topic, partition and ID. The IDs of a
-dead-letter stream only increase. A table therefore contains all dead letters up to its position
-that existed during a run. After the commit, the position is reported to Redis, so that retention
-can delete these dead letters.
+Each row is one dead letter, which is identified by its topic, partition and ID. The IDs in a
+dead-letter stream only increase, so a table contains all dead letters up to its position that
+existed during a run. After the commit, the position is reported to Redis, so that retention can
+delete these dead letters.
 
-If the position in Redis is older than the table's, either a run was killed before the report, or a
-failover lost the newest dead letters. After a failover, new dead letters may have IDs before the
-table's position. Each run therefore starts with the dead letters between the two positions, and
-archives those that are not in the table.
+The position in Redis may be older than the table's. Either a run was killed before it reported the
+position, or a failover lost the newest dead letters. In the second case, new dead letters may get
+IDs before the table's position. Each run therefore starts with the dead letters between the two
+positions, and archives those that are not in the table yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from streamqd.spark.pipelines.parts import WrittenFile
 
-FETCH_ROWS = 1_000  # dead letters in one page, unless `fetchBytes` limits large ones to fewer
+FETCH_ROWS = 1_000  # dead letters in one page; fewer if large ones reach `fetchBytes` first
 PORTION_ROWS = 200_000  # approximate number of dead letters in one commit
 COLUMNS = rows.columns(dead=True, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
@@ -67,11 +67,11 @@ class DeadLetterArchiver:
         reported: Callable[[ArchiveTable], Mapping[TopicPartition, Id]],
         advance: Callable[[Offsets], None],
     ) -> int:
-        """Archive all dead letters that exist now. Return the number of archived dead letters.
+        """Archive all dead letters that exist now, and return how many were archived.
 
-        - `check` must raise an error if the lease is lost.
-        - `reported` must return the positions that were reported to Redis, and raise an error if
-          files after these positions are damaged.
+        - `check` must raise an error if the lease was lost.
+        - `reported` must return the positions that were already reported to Redis, and raise an
+          error if files after these positions are damaged.
         - `advance` must report positions to Redis.
 
         Raises ArchiveError, RequestRefusedError, RedisUnavailableError, RedisResponseError or
@@ -124,10 +124,13 @@ class DeadLetterArchiver:
         *,
         new: bool,
     ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
-        """Write about PORTION_ROWS dead letters at a time. Yield the files and their positions.
+        """Write about PORTION_ROWS dead letters at a time.
+
+        Yield their files and the positions reached.
 
         If `new` is False, the table may already contain some of the dead letters, so only the
-        missing ones are written. If an error occurs, files that were not yielded yet are removed.
+        missing ones are written. If an error occurs, the files that were not yielded yet are
+        removed.
         """
         from streamqd.spark.pipelines.parts import PartWriter
 
@@ -148,8 +151,8 @@ class DeadLetterArchiver:
                     if count >= PORTION_ROWS:
                         files += writer.finish()
                         check()
-                        # Even if the caller fails, its commit may be in the table, so the files are
-                        # kept.
+                        # From here on, the files are kept after an error, because the table may
+                        # already contain the caller's commit.
                         unfinished.pop_all()
                         yield files, reached
                         files, reached, count = [], {}, 0
@@ -192,7 +195,7 @@ def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.R
 
 
 def _add_fingerprints(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.RecordBatch:
-    """Add the fingerprint that `dlq stats` shows to each dead letter that lacks one."""
+    """Add a fingerprint to each dead letter that lacks one, as `dlq stats` computes it."""
     import pyarrow as pa
 
     at = batch.schema.get_field_index("fingerprint")

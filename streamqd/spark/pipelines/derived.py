@@ -1,4 +1,4 @@
-"""Define derived tables, and keep a topic's parsed table and quarantine consistent."""
+"""Define the tables that are derived from a topic's entries, and keep them consistent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns before the schema's
 
 
-# Columns that the configuration can add.
+# Columns that the configuration can add to the parsed table.
 KEY, HEADERS, RESCUED = "entry_key", "entry_headers", "_rescued"
 
 
@@ -31,14 +31,14 @@ def extra_columns(names: Sequence[str]) -> pa.Schema:
 def quarantine_extra(names: Sequence[str]) -> pa.Schema:
     """Return the additional columns of the quarantine, given those of the parsed table.
 
-    If the parsed table has headers, the quarantine also needs them, because a row in quarantine may
-    fit a later schema.
+    If the parsed table has headers, the quarantine needs them as well, so that they are still
+    available when a row in quarantine fits a later schema.
     """
     return rows.arrow_schema([rows.HEADERS] if HEADERS in names else [])
 
 
 def parsed_columns() -> pa.Schema:
-    """Return the columns of every parsed table: the event's date, and the raw entry's place."""
+    """Return the columns of every parsed table: the event's date, and where the raw entry is."""
     import pyarrow as pa
 
     kinds = (pa.date32(), pa.int32(), pa.string(), pa.timestamp("us", tz="UTC"))
@@ -46,7 +46,7 @@ def parsed_columns() -> pa.Schema:
 
 
 def quarantine_columns() -> pa.Schema:
-    """Return the columns that every quarantine has: the raw entry, and the reason."""
+    """Return the columns of every quarantine: the raw entry, and the reason why it was rejected."""
     import pyarrow as pa
 
     return pa.schema(
@@ -59,7 +59,7 @@ def quarantine_columns() -> pa.Schema:
 
 
 def result_columns() -> pa.Schema:
-    """Return no columns, because a table of results has the columns of its query."""
+    """Return an empty schema, because the columns of a result table depend on its query."""
     import pyarrow as pa
 
     return pa.schema([])
@@ -80,9 +80,9 @@ class Pair(NamedTuple):
 def open_pair(archive: Archive, topic: str) -> Pair | None:
     """Open the parsed table and the quarantine of a topic. Return None if there are no tables.
 
-    If a run was killed between its two commits, the files that are missing in the quarantine are
-    committed first. The caller must hold the lease on the topic. Raises RequestRefusedError if one
-    table was restored or removed without the other.
+    If a run was killed after its commit to the parsed table and before that to the quarantine, the
+    second commit is made first. The caller must hold the lease on the topic. Raises
+    RequestRefusedError if one table was restored or removed without the other.
     """
     parsed = archive.derived_table(topic, PARSED)
     quarantine = archive.derived_table(topic, QUARANTINE)
@@ -116,7 +116,7 @@ def open_pair(archive: Archive, topic: str) -> Pair | None:
 def open_pair_to_replace(archive: Archive, topic: str, columns: pa.Schema) -> Pair:
     """Open the tables of a topic whose rows will all be replaced, and create missing tables.
 
-    `columns` is used only to create the parsed table.
+    If there is no parsed table, it is created with `columns`.
     """
     parsed = archive.derived_table(topic, PARSED) or archive.derived_table(topic, PARSED, columns)
     quarantine = archive.derived_table(topic, QUARANTINE, quarantine_columns())

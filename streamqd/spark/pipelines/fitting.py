@@ -1,4 +1,7 @@
-"""Convert payloads to columns. Write the rows that fit, and the rejected rows with the reasons."""
+"""Convert payloads to columns.
+
+Write rows that fit the schema, and rejected rows with the reasons.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 REASON_MAX = 1000  # maximum characters of a reason
-# A task returns a row for each file, in which `rows_are` is FIT, UNFIT or UNDECIDED. If it is
-# ALIKE, the row describes a name in payloads (`path`) that differs from a column (`date`) only in
-# case.
+# A task returns a row for each file, in which `rows_are` is FIT, UNFIT or UNDECIDED. A row with
+# ALIKE reports no file, but a name in payloads (stored in `path`) that differs from a column
+# (stored in `date`) only in case.
 FILE_DDL = "path string, date string, rows bigint, size bigint, bounds string, rows_are string"
 FIT, UNFIT, UNDECIDED, ALIKE = "fit", "unfit", "undecided", "alike"
 _OPTIONS = {
@@ -34,14 +37,14 @@ _OPTIONS = {
     "allowNonNumericNumbers": "false",
 }
 KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # columns of the raw table to keep
-LATE_BYTES = 32 << 20  # maximum bytes of rows with other dates that one task buffers
+LATE_BYTES = 32 << 20  # maximum bytes of out-of-order rows that one task buffers
 
 
 class PairFolders(NamedTuple):
     """The directories of a topic's parsed table and quarantine, and the columns of their files.
 
-    `read` returns the rows of files that are in the directory of the quarantine. `extra` contains
-    the names of additional columns of the parsed table.
+    `read` returns the rows of files in the directory of the quarantine. `extra` contains the names
+    of the columns that the configuration adds to the parsed table.
     """
 
     parsed: tuple[Location, pa.Schema]
@@ -58,11 +61,11 @@ def fit_rows(
     into: PairFolders,
     read: Reader = json_texts,
 ) -> FittedFiles:
-    """Write new files with the rows that fit, and with those that do not.
+    """Write new files with the rows that fit the schema, and others with those that do not.
 
-    A first pass decides most rows without Spark's JSON reader. It writes the undecided rows to
-    temporary files, which a second pass decides with that reader. If the process is killed, the
-    temporary files are purged like all files that no commit lists.
+    A first pass decides most rows without Spark's JSON reader, and writes the undecided rows to
+    temporary files. A second pass then uses that reader to decide them. If the process is killed,
+    the temporary files are purged like all files that no commit lists.
     """
     begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra, read=read)
     prover = Prover(kind, event_time, now_us, read)
@@ -88,12 +91,13 @@ def check_rows(
 ) -> DataFrame:
     """Convert rows of a raw table. Return them in the order of their dates, for `Reasons` to check.
 
-    The result has the columns of the raw table in `kept`, the date, and the columns of
-    `convert_rows`.
+    The result has the columns of the raw table that are listed in `kept`, the event's date, and
+    columns of `convert_rows`.
 
-    Some columns, such as maps, can make Spark misread later columns. If the schema has any, a row
-    that does not fit is converted again, once without these columns and once with each of them
-    alone. The column `alone` contains these conversions.
+    Some columns, such as maps, can make Spark misread the columns after them. If the schema has
+    any, a row that does not fit is converted again, once without these columns and once with each
+    of them alone. The column `alone` contains these conversions, which show which column is really
+    wrong.
     """
     from pyspark.sql import functions as f
 
@@ -116,7 +120,7 @@ def check_rows(
         )
         dated = dated.withColumn("alone", f.when(f.col("wrong") & f.col("fault").isNull(), alone))
         found.append("alone")
-    # Rows are sorted so that a task has only one open file at a time, however many dates there are.
+    # Rows are sorted by date, so that a task has only one open file at a time.
     return dated.select(*found).sortWithinPartitions("event_date", "date")
 
 
@@ -128,7 +132,8 @@ def convert_rows(rows: DataFrame, kind: StructType, read: Reader = json_texts) -
     - `fault` is the reason why Spark must not convert a payload, or null.
     - `text` is the JSON to convert, or null if there is a fault.
     - `row` contains the columns of the schema.
-    - `wrong` is true if the row does not match the schema, with or without a fault.
+    - `wrong` is true if the row does not match the schema, either because of a fault or because the
+      conversion failed.
     """
     from pyspark.sql import functions as f
 
@@ -176,10 +181,10 @@ def _from_json(text: str, fields: Sequence[StructField]) -> Column:
 
 
 def _parse_pattern(text: Column, pattern: str, kind: DataType) -> Column:
-    """Return the time in a string that has the format of a pattern, or null for other strings.
+    """Return the time in a string that matches a pattern, or null if the string does not match.
 
-    The string is read with Spark's JSON reader because that has an option for the time zone. Other
-    functions use the time zone of the session.
+    The string is read with Spark's JSON reader, because it has an option for the time zone. Other
+    functions would use the time zone of the session.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructField, StructType, TimestampType
@@ -193,9 +198,9 @@ def _parse_pattern(text: Column, pattern: str, kind: DataType) -> Column:
 
 
 def _parse_unit(number: Column, factor: int) -> Column:
-    """Return the time for a number in a unit of `factor` microseconds.
+    """Return the time for a number whose unit is `factor` microseconds.
 
-    A number that is out of range becomes a time beyond the calendar.
+    A number that is out of range becomes a time beyond the calendar, so that it is rejected later.
     """
     from pyspark.sql import functions as f
 
@@ -206,13 +211,13 @@ def _parse_unit(number: Column, factor: int) -> Column:
 
 
 def _day(value: Column, kind: DataType) -> Column:
-    """Return the day (UTC) of a value as a number, whatever the time zone of the session is."""
+    """Return the day (UTC) of a value as a number. The time zone of the session has no effect."""
     from pyspark.sql import functions as f
 
     if kind.typeName() == "date":
         return f.unix_date(value)
-    # Times before the first year are raised to one day, because any day before it will do. Without
-    # that, the subtraction would overflow for times near the smallest bigint.
+    # Times before the first valid day are replaced by one day before it, which is rejected just the
+    # same. Otherwise, the subtraction would overflow for times near the smallest bigint.
     us, floor = f.unix_micros(value), f.lit((FIRST_DAY - 1) * DAY_US)
     us = f.when(us < floor, floor).otherwise(us)
     return ((us - f.pmod(us, f.lit(DAY_US))) / DAY_US).cast("int")
@@ -242,8 +247,8 @@ class Plain:
 class Fitter:
     """Checks rows, and writes them to files of the parsed table or of the quarantine.
 
-    Undecided rows are written to files like those of the quarantine, but without a reason. These
-    files are never committed.
+    Undecided rows are written to separate files, which are like those of the quarantine but have no
+    reasons. These files are never committed.
     """
 
     def __init__(
@@ -256,9 +261,9 @@ class Fitter:
     ) -> None:
         """Prepare to write files.
 
-        Each table is given as its directory and the schema of its files, which does not have the
-        partition column. `extra` contains the names of additional columns of the parsed table, as
-        in `derived.extra_columns`.
+        Each table is given as its directory and the schema of its files, in which the partition
+        column is left out. `extra` contains the names of the columns that the configuration adds to
+        the parsed table, as in `derived.extra_columns`.
         """
         self._extra, self._read = extra, read
         self._good = _ByDate(DateWriter(parsed[0], OWN[0], parsed[1]))
@@ -302,7 +307,7 @@ class Fitter:
             values = self._read(rows["value"].to_pylist()).texts
             found = [each and rescue_fields(each, has) for each in values]
             own[RESCUED] = pa.array(found, pa.string())
-        # A column that was removed from the schema stays in the table, with nulls.
+        # A column that was removed from the schema remains in the table and is filled with nulls.
         return _to_batch(
             schema,
             [
@@ -325,7 +330,10 @@ class Fitter:
         )
 
     def finish(self) -> pa.RecordBatch:
-        """Close the files. Return a row for each file, and for each name that differs in case."""
+        """Close the files.
+
+        Return a row for each file, and for each name that differs only in case.
+        """
         writers = {FIT: self._good, UNFIT: self._bad, UNDECIDED: self._undecided}
         none = (0, 0)
         case_variants = self._case_variants.items()
@@ -368,7 +376,8 @@ class _ByDate:
 
         held, self._held, self._bytes = self._held, [], 0
         every = {date for dates, _ in held for date in dates.unique().to_pylist()}
-        # The date of the open file comes first.
+        # Rows for the date of the open file are written first, so that no second file is needed for
+        # it.
         for date in sorted(every, key=lambda each: (str(each) != self._files.date, each)):
             for dates, rows in held:
                 of_date = compute.equal(dates, date)
@@ -377,7 +386,7 @@ class _ByDate:
                     self._files.write(str(date), some)
 
     def finish(self) -> list[WrittenFile]:
-        """Close the files. Return the description of each."""
+        """Close the files, and return a description of each."""
         self._write_held()
         return self._files.finish()
 
@@ -389,7 +398,7 @@ class _ByDate:
 class FittedFiles(NamedTuple):
     """The new files of the parsed table and the quarantine, and the files with undecided rows.
 
-    `case_variants` contains pairs: a name in payloads, and the column from which it differs only in
+    Each pair in `case_variants` is a name in payloads and the column from which it differs only in
     case.
     """
 
@@ -446,7 +455,7 @@ def _listing(*written: tuple[Sequence[WrittenFile], str]) -> pa.RecordBatch:
 
 
 def _to_batch(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Return a batch with the column types of a file, whose time zone may differ from Spark's."""
+    """Return a batch with exactly the types of a file, because Spark may use another time zone."""
     import pyarrow as pa
 
     cast = [

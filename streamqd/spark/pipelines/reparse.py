@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reparsed:
-    """The result of a run: how many rows now fit the schema, and how many do not."""
+    """The result of a run: how many rows now fit the schema, how many do not, and the duration."""
 
     topic: str
     parsed: int = 0
@@ -43,8 +43,8 @@ def reparse(
 ) -> Reparsed:
     """Parse all archived entries of a topic again, or only those in its quarantine.
 
-    A run can be killed at any time and then repeated. Unless `allow_loss` is True, it is refused if
-    parsed rows would be deleted because their archived entries are missing.
+    A run that was killed can simply be repeated. If archived entries are missing, their parsed rows
+    would be deleted, so the run is refused unless `allow_loss` is True.
 
     Raises RequestRefusedError, InvalidRequestError, ArchiveError or PipelineError.
     """
@@ -79,7 +79,8 @@ def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
         table for kind in kinds if (table := archive.derived_table(raw.topic, kind)) is not None
     ]
     rows = sum(each.rows for table in made for each in table.files())
-    # Only entries that were parsed are counted, because newer ones do not make up for deleted ones.
+    # Entries that were not parsed yet are not counted, because they must not make up for missing
+    # ones.
     ends = {place[1]: at.id for table in made for place, at in table.positions.items()}
     archived = sum(_rows_up_to(raw, each, ends.get(each.partition, ZERO)) for each in raw.files())
     if rows > archived:
@@ -91,7 +92,10 @@ def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
 
 
 def _rows_up_to(raw: ArchiveTable, file: WrittenFile, end: Id) -> int:
-    """Return the number of rows in a raw file with IDs up to `end`. Raises ArchiveError."""
+    """Return the number of rows in a raw file with IDs up to `end`.
+
+    Raises ArchiveError if the file cannot be read.
+    """
     if file.last <= end:
         return file.rows
     return lookup.rows_up_to(raw, file, end) if file.first <= end else 0

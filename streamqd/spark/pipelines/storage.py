@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 NOTE = "streamqd"  # key of the note in a commit's metadata
-# Key that distinguishes a compaction by streamqd from the commits of other programs.
+# Key that distinguishes compactions by streamqd from those of other programs.
 MARK = "streamqd.compaction"
 COMMIT = "streamqd.commit"  # key of a random string by which a writer recognizes its own commit
 _SIGN = "_archive.json"  # name of the file that marks an archive and contains its ID
@@ -50,14 +50,14 @@ _APP = "streamqd"  # ID of the application transaction whose version is the batc
 _CHECKPOINT = 50  # commits between two checkpoints of the log
 _CONFIGURATION = {
     "delta.checkpointInterval": str(_CHECKPOINT),
-    # Automatic cleanup is disabled. Only a commit that contains a note cleans the log, so the
-    # newest note is always kept.
+    # Automatic cleanup is disabled, so that only a commit with a note cleans the log. The newest
+    # note is therefore never cleaned up.
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 7 days",
 }
 _MAPPING = "delta.columnMapping.mode"
 _LONG_MAX = (1 << 63) - 1
-# Table features that do not change the data files.
+# Table features that leave the data files unchanged, so that this package can still use the table.
 _HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 _AMBIGUOUS = re.compile(r"[%#?*\[\]{}\\]")  # characters with a meaning in URLs or name patterns
 
@@ -74,10 +74,10 @@ class ArchiveDamagedError(ArchiveError):
 
 
 class UnparsedFiles(NamedTuple):
-    """Files that were written for a second table but still have to be committed to it.
+    """Files that were written for a second table and still have to be committed to it.
 
-    `derived_batch` is the number of the second table's last batch before that commit. If `replaces`
-    is True, the commit also removes all other files from that table.
+    `derived_batch` is the last batch of the second table before these files are committed to it. If
+    `replaces` is True, the commit also removes all other files from the second table.
     """
 
     derived_batch: int
@@ -89,7 +89,8 @@ class UnparsedFiles(NamedTuple):
 class BatchNote:
     """The note in a commit: the batch number, and the archived position of each partition.
 
-    `owed` contains the files that must be committed to a second table next, if there are any.
+    `owed` contains the files that must be committed to a second table next, or is None if there are
+    none.
     """
 
     batch: int
@@ -137,10 +138,11 @@ def arrow_schema(*, dead: bool = False) -> pa.Schema:
 
 @contextmanager
 def opened_alone(folder: Location, path: str) -> Iterator[Any]:
-    """Open a single file of a table, so that the names of its directories do not add columns.
+    """Open a single file of a table.
 
-    Within the block, errors of pyarrow and of the file system become an ArchiveError, whose message
-    is one sentence without credentials.
+    A file opened in this way has only its own columns, while a path would add columns named in its
+    directories. Within the block, errors of pyarrow and of the file system become an ArchiveError,
+    whose message is one sentence without credentials.
     """
     import pyarrow as pa
 
@@ -157,10 +159,12 @@ RAW = TableKind("tables", ("date", "partition"), arrow_schema, "id_ms,timestamp"
 
 
 class Archive:
-    """An archive directory. To write to one of its topics, hold the lease on that topic.
+    """An archive directory.
 
-    Each path of a table is checked. If a topic's name would lead out of the directory,
-    RequestRefusedError is raised.
+    A run must hold the lease on a topic before it writes to the topic's tables.
+
+    Each path of a table is checked: if a name would lead out of the directory, RequestRefusedError
+    is raised.
     """
 
     def __init__(
@@ -170,9 +174,9 @@ class Archive:
         create: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Open the directory, and make it an archive if `create` is True and it is empty.
+        """Open the directory. If `create` is True and the directory is empty, make it an archive.
 
-        For an object store, `options` contains the options in `[archive]`.
+        For an object store, `options` contains the client options from `[archive]`.
 
         Raises RequestRefusedError if the directory is not an archive, InvalidRequestError if the
         options are invalid, and SparkError if an object store rejects a request.
@@ -197,7 +201,7 @@ class Archive:
             ) from self.root.cause(error)
 
     def _read_or_create_id(self, *, create: bool) -> str:
-        """Return the ID of the archive. If there is none, create it or raise FileNotFoundError.
+        """Return the ID of the archive. If it has none, create one or raise FileNotFoundError.
 
         Raises RequestRefusedError or OSError if the ID cannot be read or created.
         """
@@ -211,9 +215,9 @@ class Archive:
                 raise RequestRefusedError(f"{self.root} is neither empty nor an archive") from None
             sign = json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n"
             self.root.write(_SIGN, sign.encode())
-            # The file is read again, because another run may have replaced it. If that run replaces
-            # it only later, the two runs have different leases, but the first commit of one of them
-            # is then refused.
+            # Another run may have replaced the file in the meantime, so it is read again. If that
+            # run replaces it only after this read, the two runs use different IDs and therefore
+            # different leases. The first commit of one of them is then refused.
             content = self.root.read(_SIGN)
         try:
             return str(json.loads(content)["id"])
@@ -222,7 +226,7 @@ class Archive:
 
     @property
     def lease_name(self) -> str:
-        """The name of the lease that a writer to a topic in this archive must hold."""
+        """The name of the lease that a run must hold while it writes to a topic in this archive."""
         return f"archive:{self.id[:12]}"
 
     def topics(self) -> list[str]:
@@ -230,7 +234,7 @@ class Archive:
         return self.names(RAW)
 
     def names(self, kind: TableKind) -> list[str]:
-        """Return the names of all tables of one kind. They are usually names of topics."""
+        """Return the names of all tables of one kind. Most tables are named after a topic."""
         with _translate_errors(self.root, "read"):
             found = self.root.subfolder(kind.folder).tables()
         return sorted(each for each in found if NAME.fullmatch(each))
@@ -250,8 +254,8 @@ class Archive:
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
         """Return the table with the entries of a topic, or None if there is none.
 
-        With `create`, a missing table is created. Raises RequestRefusedError or ArchiveError if the
-        table cannot be opened or created.
+        If `create` is True, a missing table is created. Raises RequestRefusedError or ArchiveError
+        if the table cannot be opened or created.
         """
         folder = self.folder(topic)
         if not create:
@@ -279,10 +283,10 @@ class Archive:
 
 
 class ArchiveTable:
-    """The Delta table of a topic, in the version that was opened or that was written last.
+    """The Delta table of a topic, in the version that this object opened or last wrote.
 
-    Concurrent runs cannot overwrite each other's batches: if two runs start at the same version,
-    `append` refuses the later one.
+    Concurrent runs cannot overwrite each other's batches: if two runs start from the same version,
+    `append` refuses the batch of the run that commits later.
     """
 
     def __init__(self, folder: Location, topic: str, kind: TableKind = RAW) -> None:
@@ -297,7 +301,7 @@ class ArchiveTable:
             fields = _columns(self.delta.schema())
             metadata = self.delta.metadata()
             features = set(self.delta.protocol().reader_features or ()) - _HARMLESS
-        # In older protocol versions, column mapping is a property and not a feature.
+        # In older protocol versions, column mapping is a table property and not a table feature.
         if metadata.configuration.get(_MAPPING, "none") != "none":
             features.add("columnMapping")
         if features:
@@ -324,8 +328,9 @@ class ArchiveTable:
     def files(self, partition: int | None = None) -> list[WrittenFile]:
         """Return the files of the table.
 
-        For entries and dead letters, the files contain bounds of their IDs. Only the milliseconds
-        of these IDs are known. Raises ArchiveError, for example if a file is outside the directory.
+        For entries and dead letters, each file's first and last ID are known only to the
+        millisecond. Raises ArchiveError if the list cannot be used, for example if a file is
+        outside the directory.
         """
         import pyarrow as pa
 
@@ -340,7 +345,7 @@ class ArchiveTable:
                     " directory; restore an earlier version"
                 )
             least = most = None
-            if self.kind.has_ids:  # in other tables, `id_ms` is a column of the schema or the query
+            if self.kind.has_ids:  # elsewhere, `id_ms` may be a column of the user's own
                 least, most = each.get("min.id_ms"), each.get("max.id_ms")
             files.append(
                 WrittenFile(
@@ -381,7 +386,7 @@ class ArchiveTable:
         return f"{self.folder}/{file.path}"
 
     def verify(self, files: Iterable[WrittenFile]) -> None:
-        """Raise ArchiveDamagedError unless each file exists and has its number of rows."""
+        """Raise ArchiveDamagedError unless each file exists and has as many rows as recorded."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -400,7 +405,10 @@ class ArchiveTable:
                 raise ArchiveDamagedError(f"{path} has {found} rows, not {file.rows}")
 
     def settle(self, files: Iterable[WrittenFile]) -> None:
-        """Verify files and flush them to the disk. Raises ArchiveDamagedError."""
+        """Verify these files and flush them to the disk.
+
+        Raises ArchiveDamagedError if one is damaged.
+        """
         listed = list(files)
         self.verify(listed)
         self.folder.settle(each.path for each in listed)
@@ -449,7 +457,8 @@ class ArchiveTable:
 
         - `owed` contains files that must be committed to a second table next.
         - `batch` is the batch number. It defaults to the next number.
-        - `of` contains a query and its batch number, which `last_batch_of` then returns.
+        - `of` contains the name of a query and the number of its batch, which `last_batch_of` then
+          returns.
         - `replace` removes all other files from the table.
         - `columns` resets the table to these columns, and removes all other files and positions.
 
@@ -482,10 +491,10 @@ class ArchiveTable:
 
     @contextmanager
     def _ignore_lost_reply(self, mark: str) -> Iterator[None]:
-        """Ignore an error if the table contains the commit anyway.
+        """Ignore an error in the block if the table contains the commit anyway.
 
-        This can happen with an object store. If the reply is lost, the client sends the commit
-        again, and then finds that the version already exists.
+        This can happen in an object store: if a reply is lost, the client sends the commit again,
+        and is then told that this version already exists.
         """
         try:
             yield
@@ -502,7 +511,10 @@ class ArchiveTable:
 
     @property
     def next_batch(self) -> int:
-        """The number of the next batch. No earlier batch had this number, even if it was undone."""
+        """The number of the next batch.
+
+        No batch has had it before, not even one that was undone.
+        """
         return max(self.note.batch, self.last_batch_of(_APP)) + 1
 
     def last_batch_of(self, query: str) -> int:
@@ -545,7 +557,10 @@ class ArchiveTable:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Wrap the commits of a block. When the block exits, reload the table and flush them."""
+        """Use this as a `with` block around commits.
+
+        At its end, reload the table and flush the commits.
+        """
         before = self.version
         with _translate_errors(self.folder, "written"):
             yield
@@ -571,10 +586,10 @@ class ArchiveTable:
         )
 
     def _newest_note(self) -> BatchNote:
-        """Return the note that is in effect.
+        """Return the note of the newest commit that is in effect.
 
-        After a restore, this is the note of the restored version. Raises ArchiveError if there is
-        none.
+        If the table was restored to an earlier version, this is the note of that version. Raises
+        ArchiveError if no commit has a note.
         """
         with _translate_errors(self.folder, "read"):
             for commit in self._effective_commits():
@@ -585,9 +600,9 @@ class ArchiveTable:
         )
 
     def _effective_commits(self) -> Iterator[dict[str, Any]]:
-        """Yield the commits that are in effect, newest first."""
+        """Yield the commits that no restore has undone, newest first."""
         version, before_ms = self.delta.version(), _LONG_MAX
-        for most in (4, 100, None):  # usually, only compactions follow the newest note
+        for most in (4, 100, None):  # usually, only compactions are newer than the newest note
             for commit in self.delta.history(most):
                 if commit["version"] > version or (commit.get("timestamp") or 0) > before_ms:
                     continue
@@ -600,10 +615,11 @@ class ArchiveTable:
 
 
 def _parse_restore(commit: dict[str, Any]) -> tuple[int, int]:
-    """Return the version and the time (unix ms) up to which commits are in effect after a restore.
+    """Return the version and the time (Unix ms) up to which commits are in effect after a restore.
 
-    delta-rs writes either a `version` or a `datetime` (unix ms). Spark writes either a `version` or
-    a `timestamp` (a string), and sets the other one to null. Raises ArchiveError for anything else.
+    A restore has one of these, and the other one is returned as the largest integer. delta-rs
+    writes either a `version` or a `datetime` (Unix ms). Spark writes either a `version` or a
+    `timestamp` (a string), and sets the other one to null. Raises ArchiveError for anything else.
     """
     try:
         given = commit["operationParameters"]
@@ -646,8 +662,9 @@ def _create_table(folder: Location, topic: str, kind: TableKind, columns: pa.Sch
             name=topic,
             configuration=_CONFIGURATION | kind.properties(),
             storage_options=_options(folder),
-            # If two runs create the table, the later creation must fail. Otherwise, its note, which
-            # has no positions, would be the newest one.
+            # If two runs create the table, the later creation must fail. Its note has no positions
+            # and would otherwise replace the note of a batch that the other run has already
+            # committed.
             commit_properties=CommitProperties(
                 max_commit_retries=0, custom_metadata={NOTE: NOTHING.text(topic)}
             ),
@@ -667,9 +684,10 @@ def _make_folder(folder: Location) -> None:
 
 
 def _is_made(folder: Location) -> bool:
-    """Return True if there is a table. An empty log does not count.
+    """Return True if the directory contains a table.
 
-    A run that is killed while it creates a table leaves such a log.
+    A run that is killed while it creates a table leaves an empty log, which does not count as a
+    table.
     """
     with _translate_errors(folder, "read"):
         return folder.has_table()
@@ -684,7 +702,7 @@ def _options(folder: Location) -> dict[str, str] | None:
 
 
 def _format_type(field: Any) -> str:
-    """Return the type of a column as text for an error message."""
+    """Return the type of a column as it is shown in error messages."""
     return str(field.type.to_json()).strip('"')
 
 
@@ -751,7 +769,7 @@ def _parse_owed(found: Any) -> UnparsedFiles | None:
 def _translate_errors(folder: Location, verb: str) -> Iterator[None]:
     """Convert exceptions of deltalake to ArchiveError or RequestRefusedError.
 
-    The message is one sentence without credentials.
+    The message of the new error is one sentence without credentials.
     """
     from deltalake.exceptions import CommitFailedError, DeltaError
 
