@@ -25,9 +25,9 @@ _MONTH = 30.4 * _DAY  # approximate length of a month, in seconds
 
 
 def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
-    """Return a chart of counts, which are given by the start of their bucket (unix ms, UTC).
+    """Return a bar chart of counts. Each count is given by the start of its bucket (Unix ms, UTC).
 
-    Returns '' if there are no counts, or if a time is outside the calendar.
+    Returns '' if there are no counts, or if a time cannot be represented as a date.
     """
     if not counts:
         return ""
@@ -73,7 +73,7 @@ def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
 def count_step(most: int) -> int:
     """Return the step on the axis of counts: 1, 2 or 5 times a power of ten.
 
-    The axis has no more than four steps.
+    The step is chosen so that the axis has at most four steps.
     """
     size = 1
     while True:
@@ -84,12 +84,12 @@ def count_step(most: int) -> int:
 
 
 def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, str]]:
-    """Yield round times (unix ms) from `first` to before `last`, each with a label of two lines.
+    """Yield round times (Unix ms) from `first` to before `last`, each with a label of two lines.
 
-    The step is chosen so that no more than `most` labels fit. The first line of a label has the
+    The step is the smallest one with no more than `most` labels. The first line of a label has the
     resolution of the step, so all labels differ. The second line contains the date or the year, but
-    is empty if it would be the same as in the previous label. A step of months starts on the first
-    day of a month.
+    is empty if it would be the same as in the previous label. If the step is in months, each label
+    is at the first day of a month.
     """
     span = (last - first) / 1000
     step = next((each for each in _STEPS if span / each <= most), 0)
@@ -132,7 +132,7 @@ def _month_labels(first: int, last: int, months: int) -> Iterator[tuple[int, str
 
 
 def _moment(unix_ms: int) -> dt.datetime | None:
-    """Return a time in UTC, or None if it is outside the calendar."""
+    """Return a time in UTC, or None if it cannot be represented as a date."""
     try:
         return dt.datetime.fromtimestamp(unix_ms // 1000, dt.UTC)
     except (OverflowError, ValueError, OSError):

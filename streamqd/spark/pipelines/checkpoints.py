@@ -1,4 +1,4 @@
-"""Guard a checkpoint directory, so that only one run of the query that created it uses it."""
+"""Guard a checkpoint directory: only its own query may use it, and only one run at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.store.keys import Keys
 
-# Name of the file with the ID of the directory. The ID is the same under any mount path.
+# Name of the file with the ID of the directory. The ID identifies it even under another mount path.
 _SIGN = "_checkpoints.json"
 
 
 def lease_checkpoints(settings: config.Settings, folder: Path) -> PipelineLease:
-    """Return the lease on a checkpoint directory, which is created if it does not exist.
+    """Return the lease on a checkpoint directory. If the directory does not exist, create it.
 
-    The lease is not acquired until the caller enters it.
+    The lease is not acquired until the caller enters it with `with`.
     """
     sign = _sign(folder)
     keys = Keys(settings.keys.control, settings.keys.streams)
@@ -38,8 +38,9 @@ def lease_checkpoints(settings: config.Settings, folder: Path) -> PipelineLease:
 def bind_query(folder: Path, query: Mapping[str, str]) -> None:
     """Raise RequestRefusedError if a checkpoint belongs to another query.
 
-    In a new checkpoint, the query is recorded. This check is needed because Spark continues with a
-    changed query if possible, and its counts would then be wrong for both queries.
+    A new checkpoint is bound to this query. The check is needed because Spark itself would use the
+    checkpoint for a changed query if it can, and the counts stored in it would then mix both
+    queries.
     """
     sign = _sign(folder)
     known = sign.setdefault("query", dict(query))

@@ -1,9 +1,9 @@
 """Convert JSON values to Arrow columns without Spark, where the result is certain to be the same.
 
-Spark accepts many more formats than this module, for example a hundred formats of a time. If a row
-has a value in another format, it is left undecided, so that Spark converts it. This module may
+Spark accepts many more formats than this module, such as a hundred formats of a time. A row with a
+value in another format is left undecided, which means that Spark will convert it. This module may
 leave any row undecided, but it must never contradict Spark: its values are equal to Spark's, and it
-rejects a row only if Spark also does.
+rejects a row only if Spark would, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FLOAT_MIN, _FLOAT_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 class Converted(NamedTuple):
     """A converted column, with the rows whose values are wrong or undecided.
 
-    In these rows, the values of `column` have no meaning.
+    For these rows, ignore the values in `column`.
     """
 
     column: pa.Array
@@ -66,7 +66,7 @@ def _kinds(values: Iterable[Any]) -> set[type]:
 
 
 def _find_other_types(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
-    """Return the values, by row, that are not null and have a type other than these."""
+    """Return the values, by row, that are not null and have none of these types."""
     return {
         at: value
         for at, value in enumerate(values)
@@ -75,7 +75,7 @@ def _find_other_types(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
 
 
 def _with_nulls(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
-    """Return a copy of the values in which these rows are null."""
+    """Return a copy of the values, with null in these rows."""
     kept = list(values)
     for at in rows:
         kept[at] = None
@@ -83,10 +83,10 @@ def _with_nulls(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
 
 
 def _begins_with_letter(text: Any) -> bool:
-    """Return True if a value is a string whose first letter rules out a date or a time.
+    """Return True if a value is a string that, by its first letter, cannot be a date or a time.
 
-    `T` does not rule it out, because a time may be `T10:00`. `GMT` does not either, because Spark
-    removes it from dates and times, even at the start.
+    `T` is possible, because a time may be `T10:00`. So is `GMT`, because Spark removes it from
+    dates and times, even at the start.
     """
     return (
         type(text) is str
@@ -128,7 +128,7 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     undecided: set[int] = set()
     if _kinds(values) - {Number, int}:
         others = _find_other_types(values, Number, int)
-        # Undecided strings are `NaN`, `+INF` and similar ones, and the empty string.
+        # Strings such as `NaN` and `+INF` are undecided, and so is the empty string.
         undecided = {at for at, each in others.items() if type(each) is str and each[:1] in "NI+-"}
         wrong = others.keys() - undecided
         values = _with_nulls(values, others)
@@ -144,7 +144,8 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 def _floats(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     """Convert values to doubles first, and then to floats.
 
-    Values that are halfway between two floats, or near the bounds of floats, are undecided.
+    Values that are halfway between two floats, or outside the range of normal floats, are
+    undecided.
     """
     doubles, wrong, undecided = _doubles(pa.float64(), values)
     size = compute.abs(doubles)
@@ -159,7 +160,7 @@ def _strings(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     if _kinds(values) <= {str}:
         return Converted(pa.array(values, kind), set(), set())
     # An integer 0 is undecided, because it may have been written as -0. Floats, arrays and objects
-    # are undecided, because only Spark can convert them to its own strings.
+    # are undecided, because only Spark knows how it writes them as strings.
     undecided = {
         at for at, value in _find_other_types(values, str, bool).items() if not _is_plain(value)
     }
@@ -188,7 +189,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     texts = pa.array(values, pa.string())
     whole = kind.precision - kind.scale
     fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale else ""
-    # Numbers that do not match must be rounded, or have too many digits.
+    # Numbers that do not match have too many digits, or must be rounded, so they are left to Spark.
     pattern = rf"^-?[0-9]{{1,{whole}}}{fraction}$" if whole else "^-?0$"
     certain, open_rows = _filter_matching(texts, pattern)
     wrong = {at for at in open_rows if _is_no_number(values[at])}
@@ -238,7 +239,7 @@ _OF_UNIT = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,9})?")
 def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Converted:
     """Convert numbers, or strings that contain numbers, to times.
 
-    The numbers are in a unit of `factor` microseconds.
+    A number counts units of `factor` microseconds.
     """
     limit = BEYOND_US // factor
     micros: list[int | None] = [None] * len(values)
@@ -262,12 +263,12 @@ def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Conve
 
 
 def leave_to_spark(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Return a column in which every row that has a value is undecided."""
+    """Return a column in which each row with a value is undecided, so that Spark converts it."""
     return Converted(pa.nulls(len(values), kind), set(), set(_rows_with_value(values)))
 
 
 def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:
-    """Convert strings to times. Return these, and the rows of strings that are not certain.
+    """Convert strings to times. Return the times, and the rows of strings in any other format.
 
     Times without a time zone are in UTC.
     """
@@ -308,7 +309,10 @@ def _structs(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def by_name(objects: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """Yield the values of each name in JSON objects, with None for objects that lack the name."""
+    """Yield, for each name, its values in the JSON objects.
+
+    The value is None where the name is missing.
+    """
     if len(names) > 1 and objects:
         try:
             yield from zip(*map(itemgetter(*names), objects), strict=True)

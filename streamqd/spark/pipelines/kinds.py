@@ -1,4 +1,4 @@
-"""Describe the tables of an archive that contain dead letters and the history."""
+"""Describe two kinds of tables in an archive: dead letters and the history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def minute_columns() -> pa.Schema:
 
 
 def first_minute_columns() -> pa.Schema:
-    """Return the columns that history tables from older versions also have."""
+    """Return the columns that every history table has, even one from an older version."""
     import pyarrow as pa
 
     return pa.schema(

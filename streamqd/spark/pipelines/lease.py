@@ -1,7 +1,7 @@
 """Hold a lease on the work of a pipeline, so that two runs do not do the same work.
 
-The lease is stored in Redis, and a thread with its own connection renews it. It only avoids
-unnecessary work: even without the lease, the archive would contain no entry twice.
+The lease is stored in Redis, and a thread with its own connection renews it. Correctness does not
+depend on it: even without the lease, the archive would contain no entry twice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class PipelineLease:
     """The lease of one pipeline on one topic, which is held for the duration of a `with` block.
 
     1. When the block is entered, the lease is acquired. If another run holds it, this raises
-       RequestRefusedError, whose message names the holder.
-    2. Inside the block, a thread renews the lease. After it is lost, `check` raises
-       RedisUnavailableError.
-    3. When the block exits, the lease is released. If the process is killed, the lease expires. A
-       next run on the same host detects that the process has exited, and does not wait.
+      RequestRefusedError, whose message names the holder.
+    2. Inside the block, a thread renews the lease. If the lease is lost, `check` raises
+      RedisUnavailableError.
+    3. When the block exits, the lease is released. If the process is killed, the lease expires. The
+      next run on the same host does not wait for that, because it detects that the process has
+      exited.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class PipelineLease:
     ) -> None:
         """Prepare the lease without acquiring it.
 
-        `what` describes the work in errors, as a sentence to which the holder is added, such as
-        "table x is being written".
+        `what` describes the work in error messages, such as "table x is being written". The message
+        continues with "by" and the holder.
         """
         self._what = what or f"the pipeline {name.partition(':')[0]} of {topic} is being run"
         self._connect = connect
@@ -81,10 +82,10 @@ class PipelineLease:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise RedisUnavailableError if the lease is lost, so that another run may have started.
+        """Raise RedisUnavailableError if the lease was lost, so that another run may have started.
 
-        A lease is lost only if Redis does not answer for its TTL, and this is reported as the
-        error. Checking takes no round trip.
+        This happens only if Redis does not answer for the TTL of the lease, so the error reports
+        that. Checking takes no round trip.
         """
         if self._lost or time.monotonic() > self._until:
             raise RedisUnavailableError(
@@ -111,7 +112,7 @@ class PipelineLease:
                     self._lost = True
                     return
                 self._until = began + self._ttl
-            with suppress(RedisUnavailableError, RedisResponseError):  # the lease then expires
+            with suppress(RedisUnavailableError, RedisResponseError):  # else the lease expires
                 link.run(archives.release_lease(*arguments))
 
 

@@ -21,8 +21,8 @@ _MS, _SEQ = compute.field("id_ms"), compute.field("id_seq")
 class FoundInArchive:
     """The result of a search for a message in an archive.
 
-    `file` is the path or the URL of the file that covers the message's ID, or '' if there is none.
-    `found` is True if this file contains the message.
+    `file` is the path or the URL of a file whose range of IDs includes the message, or '' if there
+    is none. `found` is True if this file contains the message.
     """
 
     file: str
@@ -38,8 +38,8 @@ def find_entry(
 ) -> FoundInArchive:
     """Find an entry in an archive.
 
-    For an object store, `options` contains the options in `[archive]`. Raises RequestRefusedError
-    if there is no archive, and ArchiveError if it is damaged.
+    For an object store, `options` contains the client options from `[archive]`. Raises
+    RequestRefusedError if there is no archive, and ArchiveError if it is damaged.
     """
     table = Archive(folder, options=options).table(topic)
     wanted = read_id(entry_id)
@@ -54,7 +54,7 @@ def find_entry(
 
 
 def _contains(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
-    # The columns contain no more than 63 bits of each half of an ID.
+    # The columns hold at most 63 bits of each half, so the ID is clipped in the same way.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
     return bool(_count(table, file, (ms == _MS) & (seq == _SEQ)))
 

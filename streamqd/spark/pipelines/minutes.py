@@ -1,12 +1,12 @@
 """Archive the figures that housekeepers write to Redis each minute, in a Delta table per fleet.
 
-A row contains the figures for one assignment and one minute, from one entry of the history. It is
-identified by the entry's ID, the minute and the assignment. As in the charts of the console, an
-entry is divided among the minutes that it covers.
+A row contains the figures of one assignment for one minute. It comes from an entry of the history,
+and is identified by the entry's ID, the minute and the assignment. An entry that covers several
+minutes is divided among them, as in the charts of the console.
 
 The commit that adds rows also stores the ID of the last entry as the table's position, so no row is
-repeated if a run is killed. Entries that Redis trimmed before a run, after `daemon.history`, are
-not in the table. Spark is not needed.
+repeated if a run is killed. Redis trims entries that are older than `daemon.history`. Entries that
+were trimmed before a run are not in the table. Spark is not needed.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _LAST_MINUTE = 253_402_300_799 // 60  # last minute of the calendar, at the end 
 
 
 class MinuteArchiver:
-    """Archives the history of one fleet. The caller must hold the lease on it."""
+    """Archives the history of one fleet. The caller must hold the lease on this history."""
 
     def __init__(self, archive: Archive, store: Store, fleet: str) -> None:
         self._archive = archive
         self._store = store
         self._fleet = fleet
-        self.unreadable = 0  # number of invalid entries that were skipped
+        self.unreadable = 0  # number of invalid entries that were left out
 
     def run(self, check: Callable[[], None]) -> int:
         """Archive all entries that exist now. Return the number of new rows.
@@ -62,7 +62,7 @@ class MinuteArchiver:
             table = table or self._archive.derived_table(self._fleet, HISTORY, minute_columns())
             assert table is not None
             if not commits:
-                table.grow(minute_columns())  # tables from older versions have no delays
+                table.grow(minute_columns())  # older tables lack the columns for delays
             files = _write_rows(table, rows)
             check()
             table.append(files, {(self._fleet, 0): Position(offsets.read_id(last))})
@@ -78,7 +78,7 @@ class MinuteArchiver:
 
 
 def unarchived_rows(store: Store, table: ArchiveTable | None, fleet: str) -> pa.Table:
-    """Return the rows in Redis that are not in the table, or all rows if there is no table."""
+    """Return the history rows in Redis that are not in the table, or all if there is no table."""
     import pyarrow as pa
 
     schema = minute_columns()
@@ -88,13 +88,13 @@ def unarchived_rows(store: Store, table: ArchiveTable | None, fleet: str) -> pa.
 
 
 def _last_entry_id(table: ArchiveTable | None, fleet: str) -> str:
-    """Return the ID of the last entry in a table, or '' if there is none."""
+    """Return the ID of the last archived entry, or '' if no entry was archived."""
     end = None if table is None else table.positions.get((fleet, 0))
     return "" if end is None else offsets.write_id(end.id)
 
 
 def _portions(entries: Iterable[Interval]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the rows of several entries at a time, and the ID of the last of these entries."""
+    """Yield rows in portions of whole entries, each with the ID of its last entry."""
     last, rows = "", list[dict[str, Any]]()
     for entry in entries:
         last = entry.id
@@ -129,7 +129,8 @@ def _write_rows(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[Written
 def _rows(entry: Interval) -> list[dict[str, Any]]:
     """Return the rows of an entry, or no rows if the entry cannot be read.
 
-    After an outage, an entry covers several minutes. Each of them gets a share of its counts.
+    An entry after an outage covers several minutes. Each of these minutes gets a share of the
+    counts.
     """
     assignments, minutes = entry.by_assignment(), entry.minutes
     if not assignments:
@@ -148,9 +149,10 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
 
 
 def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
-    """Return one of several equal parts of an assignment's figures.
+    """Return part `at` of an assignment's figures, which are divided into a number of equal parts.
 
-    The lag is included only if `at_end` is True, because it is known only for that time.
+    The lag was measured at the end of the entry, so only the part that reaches this end (`at_end`)
+    has a lag.
     """
     handled = _bucket_part(assignment.handled, at, parts)
     delays = None if assignment.delays is None else _bucket_part(assignment.delays, at, parts)
@@ -176,13 +178,13 @@ def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> di
 
 
 def _bucket_part(runs: Mapping[int, int], at: int, parts: int) -> dict[int, int]:
-    """Return one of several equal parts of the runs in each bucket, without empty buckets."""
+    """Return part `at` of the runs in each bucket, without empty buckets."""
     shares = ((bucket, history.split_evenly(count, at, parts)) for bucket, count in runs.items())
     return {bucket: count for bucket, count in shares if count}
 
 
 def _by_bound(runs: Mapping[int, int], bounds: Sequence[float]) -> dict[float, int]:
-    """Return the number of runs by the upper bound (seconds) of their bucket, smallest first."""
+    """Return the number of runs by their bucket's upper bound (seconds), smallest bound first."""
     found: dict[float, int] = {}
     for index, count in sorted(runs.items()):
         bound = bounds[min(index, len(bounds) - 1)]

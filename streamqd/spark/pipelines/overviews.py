@@ -1,8 +1,8 @@
 """Create views of all topics: the history of messages, and the dead letters.
 
-They combine the archive and Redis. Each row is in a view only once, because the tables are opened
-first, and only later entries are read from Redis. If a table of dead letters has grown in between,
-the tables and Redis are read again.
+The views combine the archive and Redis. To include each row only once, the tables are opened first,
+and only later entries are read from Redis. If dead letters are archived during this, the tables and
+Redis are read again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-READ_ATTEMPTS = 5  # attempts to read a table that grows at the same time
+READ_ATTEMPTS = 5  # attempts to read dead letters while others are being archived
 
 
 def messages(spark: SparkSession, settings: config.Settings, archive: Archive | None) -> DataFrame:
-    """Return the figures of all fleets in the archive, and those of the configured fleet in Redis.
+    """Return the figures of all fleets in the archive, and newer ones of the configured fleet.
 
     If a table cannot be read, it is left out and a warning is logged.
     """
@@ -62,7 +62,7 @@ def _select_fleet(frame: DataFrame, fleet: str) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_type
 
     chosen = [each.name for each in minute_columns() if each.name != "date"]
-    # A table has no delays as long as no run of this version has written to it.
+    # A table from an older version has no delays until a run of this version writes to it.
     missing = {
         each.name: f.lit(None).cast(from_arrow_type(each.type))
         for each in minute_columns()
@@ -72,9 +72,9 @@ def _select_fleet(frame: DataFrame, fleet: str) -> DataFrame:
 
 
 def _table(archive: Archive | None, name: str, kind: TableKind, view: str) -> ArchiveTable | None:
-    """Return a table, or None if there is none.
+    """Return a table, or None if there is none or if it cannot be read.
 
-    If the table cannot be read, a warning is logged, and None is returned as well.
+    If the table cannot be read, a warning is logged.
     """
     try:
         return archive.derived_table(name, kind) if archive else None
@@ -95,18 +95,18 @@ def _unarchived_rows(settings: config.Settings, table: ArchiveTable | None) -> p
 def dead_letters(
     spark: SparkSession, settings: config.Settings, archive: Archive | None
 ) -> DataFrame:
-    """Return the dead letters of all topics: archived ones, and those in Redis after them.
+    """Return the dead letters of all topics: archived ones, and later ones in Redis.
 
     If a table or a partition cannot be read, it is skipped and a warning is logged. Raises
-    RequestRefusedError if dead letters are archived during each of READ_ATTEMPTS reads.
+    RequestRefusedError if dead letters are archived during every one of READ_ATTEMPTS attempts.
     """
     from pyspark.sql import functions as f
 
     for _ in range(READ_ATTEMPTS):
         known = _dead_letter_tables(archive)
         places = _dead_letter_places(settings)
-        # The rows are read immediately, because dead letters may be removed from Redis once they
-        # are archived.
+        # The rows are read now and kept, because Redis may remove dead letters once they are
+        # archived.
         behind = [place for place in places if place[0] in known]
         read = _unarchived_dead_letters(spark, settings, behind, known)
         read = [each.localCheckpoint() for each in read]
@@ -136,7 +136,7 @@ def dead_letters(
 
 
 def _dead_letter_tables(archive: Archive | None) -> dict[str, ArchiveTable]:
-    """Return the dead-letter tables by topic, without those that cannot be read."""
+    """Return the dead-letter tables by topic. Tables that cannot be read are left out."""
     names = archive.names(DEAD) if archive else []
     found = {name: _table(archive, name, DEAD, "dead_letters") for name in names}
     return {name: table for name, table in found.items() if table is not None}
@@ -147,7 +147,7 @@ def _positions(known: Mapping[str, ArchiveTable]) -> dict[str, Offsets]:
 
 
 def _dead_letter_places(settings: config.Settings) -> list[TopicPartition]:
-    """Return the partitions that have dead letters in Redis, without those that cannot be read."""
+    """Return the partitions with dead letters in Redis. Those that cannot be read are left out."""
     keys = Keys(settings.keys.control, settings.keys.streams)
     link = tables.connect(settings)
     try:
@@ -178,9 +178,9 @@ def _unarchived_dead_letters(
     places: Sequence[TopicPartition],
     known: Mapping[str, ArchiveTable],
 ) -> list[DataFrame]:
-    """Return the dead letters of these partitions in Redis that come after those in the tables.
+    """Return the dead letters in these partitions of Redis that come after those in the tables.
 
-    The list is empty if there are no partitions, and otherwise contains one DataFrame.
+    The list contains one DataFrame, or none if there are no partitions.
     """
     register(spark)
     chosen: dict[str, list[int]] = {}

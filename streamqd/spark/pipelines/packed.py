@@ -1,8 +1,8 @@
 """Convert msgpack payloads to JSON text, so that the same validation works for both encodings.
 
-A fast reader handles most payloads. When its result is encoded again, the bytes must be the same,
-which shows that no name occurs twice. An exact reader handles the other payloads, and finds the
-reasons why they are invalid.
+A fast reader handles most payloads. It would silently accept a name that occurs twice. Its result
+is therefore encoded again, and is used only if the bytes are the same as in the payload. An exact
+reader handles all other payloads, and finds the reasons why they are invalid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-DEPTH_MAX = 200  # levels of maps and arrays, each of which takes 3 of Python's 1,000 frames
+DEPTH_MAX = 200  # levels of maps and arrays; each takes 3 of the 1,000 frames that Python allows
 _LEAVES = frozenset({str, int, float, bool, type(None), datetime, bytes})
 _INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double that is NaN or infinite
 _NANOSECONDS = 1_000_000_000
@@ -34,7 +34,7 @@ _DEEP = f"it is nested more than {DEPTH_MAX} levels deep"
 
 
 class Texts(NamedTuple):
-    """The JSON texts of payloads, and the reason for each text that is missing."""
+    """The payloads as JSON texts, and the reason for each payload that has no JSON text."""
 
     texts: Sequence[bytes | None]
     faults: Sequence[str | None]
@@ -74,12 +74,12 @@ class MsgpackTexts:
 
 
 def reader(codec: str, kind: StructType) -> Reader:
-    """Return the function that converts payloads to JSON texts. `codec` is json or msgpack."""
+    """Return the function that converts payloads in this codec (json or msgpack) to JSON texts."""
     return MsgpackTexts(kind) if codec == "msgpack" else json_texts
 
 
 def texts(value: Column, read: Reader) -> Column:
-    """Return a column of structs with the `text` and the `fault` of each payload.
+    """Return a column of structs, each with a payload's `text` and its `fault`.
 
     One of the two is always null.
     """
@@ -91,8 +91,8 @@ def texts(value: Column, read: Reader) -> Column:
         columns = [pa.array(found.texts, pa.binary()), pa.array(found.faults, pa.string())]
         return pa.StructArray.from_arrays(columns, ["text", "fault"])
 
-    # The annotations are set here because Spark evaluates them, and cannot find a module that is
-    # imported inside this function.
+    # Spark evaluates the annotations of this function, but cannot resolve names that are imported
+    # inside the function around it. They are therefore set as objects.
     to_texts.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
     function: Any = arrow_udf(to_texts, "text binary, fault string")
     found: Column = function(value)
@@ -100,7 +100,7 @@ def texts(value: Column, read: Reader) -> Column:
 
 
 class _UnreadableError(ValueError):
-    """A payload cannot be converted to JSON. The message is the reason."""
+    """A payload cannot be converted to JSON. The message of the error is the reason."""
 
 
 def _encode(found: dict[str, Any]) -> bytes:
@@ -157,18 +157,19 @@ def _kinds(found: dict[str, Any]) -> set[type] | None:
 
 
 def _find_misplaced(kind: StructType, found: dict[str, Any]) -> str:
-    """Return the reasons to reject columns with binary values that the schema does not allow.
+    """Return the reasons to reject binary values in columns whose types do not allow them.
 
-    The result is "" if there are none.
+    Returns "" if there are no such values.
     """
     wrong = [field for field in kind.fields if _is_misplaced(field.dataType, found.get(field.name))]
     return "; ".join(map(type_mismatch, wrong))
 
 
 def _is_misplaced(kind: DataType, value: Any) -> bool:
-    """Return True if a value is or contains binary where its type does not allow binary.
+    """Return True if a value is binary, or contains binary, where its type does not allow it.
 
-    An array or a map in a string column is always accepted, because such a column takes any JSON.
+    An array or a map in a string column is always accepted, because such a column accepts any JSON
+    value.
     """
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
@@ -193,11 +194,11 @@ _NUMBERS = {
     0xD2: struct.Struct(">i"), 0xD3: struct.Struct(">q"),
 }  # fmt: skip
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
-_BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # bytes of the length
+_BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # size of the length in bytes
 _STRINGS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _ARRAYS, _MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
 _EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
-_FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}  # bytes of the value
+_FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}  # size of the value in bytes
 
 
 class _ExactReader:
@@ -208,7 +209,10 @@ class _ExactReader:
         self.binary = False  # True after a binary value was read
 
     def document(self) -> dict[str, Any]:
-        """Return the map that the payload consists of. Raises _UnreadableError."""
+        """Return the map in the payload.
+
+        Raises _UnreadableError if the payload is anything but one map.
+        """
         found = self._value(0)
         if self._at != len(self._payload):
             raise _UnreadableError(_BROKEN)
@@ -250,7 +254,7 @@ class _ExactReader:
         if mark < 0xA0 or mark in _ARRAYS:
             size = self._integer(_ARRAYS[mark]) if mark in _ARRAYS else mark & 0x0F
             return [self._value(depth) for _ in range(size)]
-        raise _UnreadableError(_BROKEN)  # 0xc1 is never used
+        raise _UnreadableError(_BROKEN)  # msgpack never uses 0xc1
 
     def _map(self, size: int, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -284,7 +288,7 @@ class _ExactReader:
 
 
 def _time(value: bytes) -> str:
-    """Return a timestamp as ISO 8601, with nine decimals or none.
+    """Return a timestamp as ISO 8601, with nine decimals or, for a whole second, none.
 
     Raises _UnreadableError if the timestamp is invalid or outside the years 1 to 9999.
     """

@@ -1,8 +1,9 @@
-"""Parse the payloads of a topic into a table with columns, and a quarantine for those that fail.
+"""Parse the payloads of a topic into a table with columns, and put those that fail in quarantine.
 
-Both tables are derived from the raw table, which remains the source of truth. The commit to the
-parsed table also records its position, and the files that must be added to the quarantine next. If
-the process is killed between the two commits, no file is therefore lost or duplicated.
+Both tables are derived from the raw table, and can be built again from it. The commit to the parsed
+table also records its position and the files that must be added to the quarantine next. If the
+process is killed between the two commits, the next run can therefore complete the second one, and
+no file is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LONG_MAX = (1 << 63) - 1
 
 @dataclass
 class Fitted:
-    """The numbers of rows that a run has parsed and has put into quarantine."""
+    """The number of rows that a run has parsed, and the number that it has put into quarantine."""
 
     batches: int = 0
     rows: int = 0
@@ -52,10 +53,10 @@ def parse(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Parse those entries of the raw table that were not parsed yet.
+    """Parse the entries of the raw table that were not parsed yet.
 
-    `spark` returns a session, and is called only if there are entries to parse. `check` is called
-    before rows are committed, and must raise an error if the lease is lost.
+    `spark` is called only if there are entries to parse, and must return a session. `check` is
+    called before rows are committed, and must raise an error if the lease was lost.
 
     Raises InvalidRequestError or RequestRefusedError if the schema or the tables cannot be used,
     ArchiveError if a table is damaged, and PipelineError if Spark fails.
@@ -125,10 +126,9 @@ def parse_again(
 ) -> Fitted:
     """Parse all entries of the raw table again, with the current schema.
 
-    The first commit to the parsed table replaces its rows, columns and position. It also records
-    the files that will replace the rows of the quarantine. Both tables are unchanged until this
-    commit. If the process is killed after it, `parse` can continue. Raises the same errors as
-    `parse`.
+    Nothing changes until the first commit to the parsed table. That commit replaces its rows,
+    columns and position, and records the files that will replace the rows of the quarantine. If the
+    process is killed later, `parse` completes the work. Raises the same errors as `parse`.
     """
     session = spark()
     kind, columns = read_columns(pipeline)
@@ -159,9 +159,10 @@ def _fit_rows(
     pipeline: config.Pipeline,
     columns: pa.Schema | None = None,
 ) -> fitting.FittedFiles:
-    """Write new files for the two tables, and return them. Raises PipelineError if Spark fails.
+    """Write new files for the two tables, and return them.
 
-    The files of the parsed table get `columns`, or by default the columns that the table has.
+    The files of the parsed table get `columns`, or by default the columns that the table already
+    has. Raises PipelineError if Spark fails.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -214,16 +215,17 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
 def _chunks(
     raw: ArchiveTable, parsed: ArchiveTable | None
 ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
-    """Yield the files of the raw table with entries to parse, in chunks, and the end of each chunk.
+    """Yield the raw files with entries to parse, in chunks, and the positions after each chunk.
 
-    A chunk consists of whole dates. Each ID belongs to one date, so a position between two dates
-    also divides the files. Raises RequestRefusedError if the raw table was restored to a version
-    that is older than its parsed rows.
+    A chunk consists of whole dates. Each ID belongs to exactly one date, so the positions at the
+    end of a date separate the files of this chunk from those of the next one. Raises
+    RequestRefusedError if the raw table was restored to a version that is older than its parsed
+    rows.
     """
     known = {} if parsed is None else parsed.positions
     for place, end in raw.positions.items():
-        # The position of a recreated stream that is still empty is zero, so it has nothing to
-        # parse.
+        # The position of a recreated stream is zero as long as the stream is empty, so it is not
+        # compared.
         if place in known and offsets.ZERO < end.id < known[place].id:
             raise RequestRefusedError(
                 f"{raw.folder} was restored to a version older than its parsed rows; remove the"
@@ -254,7 +256,7 @@ def _chunks(
 def _read_after(
     spark: SparkSession, raw: ArchiveTable, files: list[WrittenFile], starts: Offsets
 ) -> DataFrame:
-    """Return the rows of raw files that are after these positions."""
+    """Return the rows of these raw files that come after the start positions."""
     from pyspark.sql import functions as f
 
     frame = tables.read_files(spark, raw, files)
@@ -270,6 +272,6 @@ def _read_after(
 
 
 def _folder_and_columns(table: ArchiveTable, columns: pa.Schema | None = None) -> tuple[Any, Any]:
-    """Return the directory of a table, and the columns that its files have."""
+    """Return the directory of a table, and the schema of its files."""
     schema = tables.arrow_columns(table) if columns is None else columns
     return table.folder, schema.remove(schema.get_field_index(table.partitioned[0]))

@@ -1,7 +1,7 @@
 """Write Parquet files from Arrow batches in Spark's tasks.
 
-Each file gets a unique name in the directory of the table. It becomes part of the table when a
-commit lists it. If no commit does, vacuum eventually removes the file. This module uses neither
+Each file gets a unique name in the directory of the table, and becomes part of the table when a
+commit lists it. Vacuum eventually removes files that no commit lists. This module uses neither
 Spark nor Redis.
 """
 
@@ -30,7 +30,7 @@ _BOUNDED_COLUMNS = 32  # columns with bounds, as in the default of Delta's own w
 _BOUND_CHARACTERS = 32
 _DAY_MS = 86_400_000
 _LAST_DAY = 253_402_300_799 // 86_400  # last day of the calendar, also used for all later IDs
-# Readers search for IDs and not for contents, so statistics about payloads would be useless.
+# Readers search for IDs and not for content, so statistics about payloads would be useless.
 _STATISTICS = ("key", "id", "id_ms", "id_seq", "timestamp")
 _ENCODINGS = {
     "id": "DELTA_BYTE_ARRAY",
@@ -43,8 +43,8 @@ _ENCODINGS = {
 class WrittenFile(NamedTuple):
     """A file of a table.
 
-    `path` is relative to the table's directory. `date` is the date (UTC) of the file's entries.
-    `first` and `last` are the bounds of their IDs.
+    `path` is relative to the table's directory. `date` is the date (UTC) of the file's entries, and
+    `first` and `last` are the smallest and the largest of their IDs.
     """
 
     path: str
@@ -58,10 +58,13 @@ class WrittenFile(NamedTuple):
 
 
 class OpenFile:
-    """A Parquet file that is being written. Its buffer is bounded, however many rows it gets."""
+    """A Parquet file that is being written. It buffers a limited number of bytes."""
 
     def __init__(self, folder: Location, within: str, schema: pa.Schema, **options: Any) -> None:
-        """Create the file in `within`, a directory of the table. pyarrow gets the options."""
+        """Create the file in `within`, a directory of the table.
+
+        The options are passed to pyarrow.
+        """
         self.path = str(PurePosixPath(within, f"{uuid.uuid4().hex}.zstd.parquet"))
         self.rows = 0
         self._sink = folder.open_output(self.path)
@@ -92,7 +95,7 @@ class OpenFile:
         return self._sink.close()
 
     def abandon(self) -> None:
-        """Close the file without the buffered rows, because writing them might fail again."""
+        """Close the file, but discard the buffered rows, because writing them might fail again."""
         with suppress(Exception):
             self._writer.close()
         with suppress(Exception):
@@ -117,8 +120,7 @@ class _Part:
 class PartWriter:
     """Writes rows of one partition, in the order of their IDs, into one file for each date (UTC).
 
-    A date with many rows gets several files. The buffer is limited in bytes, however many rows
-    there are.
+    A date with many rows gets several files. The buffer has a limited number of bytes.
     """
 
     def __init__(self, folder: Location, partition: int, *, rows_max: int = FILE_ROWS_MAX) -> None:
@@ -131,7 +133,7 @@ class PartWriter:
         self._done: list[WrittenFile] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows, which must not have the partition columns.
+        """Add rows, without the partition columns.
 
         Raises ValueError if an ID is smaller than that of an earlier row.
         """
@@ -191,7 +193,7 @@ class PartWriter:
 
 
 class DateWriter:
-    """Writes rows in their given order, and starts a new file whenever the date changes."""
+    """Writes rows in the given order, and starts a new file whenever the date changes."""
 
     def __init__(
         self,
@@ -203,8 +205,8 @@ class DateWriter:
     ) -> None:
         """Prepare to write files with this schema.
 
-        `column` is the partition column of the table, or "" if it has none. `bounded` contains the
-        columns that have bounds in the files. By default, all columns have bounds.
+        `column` is the partition column of the table, or "" if it has none. `bounded` names the
+        columns whose bounds are stored in the files. It defaults to all columns.
         """
         self._folder = folder
         self._column = column
@@ -215,7 +217,7 @@ class DateWriter:
         self._done: list[WrittenFile] = []
 
     def write(self, date: str, rows: pa.RecordBatch) -> None:
-        """Add rows with this date. They must not have the partition column."""
+        """Add rows with this date, without the partition column."""
         if not rows.num_rows:
             return
         if self._file is not None and (date != self.date or self._file.rows >= FILE_ROWS_MAX):
@@ -252,7 +254,7 @@ class DateWriter:
 
 
 def remove(folder: Location, files: Sequence[WrittenFile], begun: OpenFile | None = None) -> None:
-    """Remove files that no table lists, and a file that was not finished."""
+    """Remove files that no table lists, including a file that was still being written."""
     for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
         with suppress(OSError):  # a purge removes the file later
             folder.remove(path)
@@ -261,8 +263,9 @@ def remove(folder: Location, files: Sequence[WrittenFile], begun: OpenFile | Non
 def bounded_with_nan(schema: pa.Schema) -> list[str]:
     """Return the columns that may have bounds, in a table that may contain NaN.
 
-    Bounds of a column leave out NaN, although it is the largest value in Spark. A reader that uses
-    such bounds would miss these rows, so columns of floats and nested columns have no bounds.
+    The bounds of a column leave out NaN, although it is the largest value in Spark. A reader that
+    uses such bounds to skip files would miss rows with NaN. Columns of floats and nested columns
+    therefore have no bounds.
     """
     kinds = pa.types
     return [
@@ -273,10 +276,10 @@ def bounded_with_nan(schema: pa.Schema) -> list[str]:
 
 
 def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
-    """Return the bounds of the first columns in these files, so that readers can skip files.
+    """Return the bounds of the first columns in these files, which readers use to skip files.
 
-    They are JSON in Delta's format: `minValues`, `maxValues` and `nullCount`. Nested columns have
-    no bounds.
+    The result is JSON in Delta's format, with `minValues`, `maxValues` and `nullCount`. Nested
+    columns have no bounds.
     """
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for file in files:
@@ -312,8 +315,8 @@ def _lower(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, str):
         return value[:_BOUND_CHARACTERS]
-    # JSON has no infinity. If a bound were infinite, readers of the log would ignore the bounds of
-    # all files.
+    # JSON has no infinity. If a bound were written as infinity, readers of the log would ignore the
+    # bounds of all files.
     return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None
 
 
@@ -335,19 +338,22 @@ def file_folder(date: str, partition: int) -> str:
 
 
 def date_of(unix_ms: int) -> str:
-    """Return the date (UTC) of an entry with this time, which is at most 9999-12-31."""
+    """Return the date (UTC) of an entry with this time.
+
+    For a time after 9999, return 9999-12-31.
+    """
     day = min(unix_ms // _DAY_MS, _LAST_DAY)
     return dt.datetime.fromtimestamp(day * 86_400, dt.UTC).strftime("%Y-%m-%d")
 
 
 def last_id(date: str) -> Id:
-    """Return the largest ID of a date (UTC) that is not the last day of the calendar."""
+    """Return the largest ID of a date (UTC). Do not call this for the last day of the calendar."""
     day = dt.date.fromisoformat(date) - dt.date(1970, 1, 1)
     return (day.days + 1) * _DAY_MS - 1, PART_MAX
 
 
 def _by_day(rows: pa.RecordBatch, first: Id, last: Id) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Divide rows by the day of their IDs. Yield each day and its rows, in order."""
+    """Divide rows by the days of their IDs. Yield each day with its rows, in order."""
     if first[0] // _DAY_MS == last[0] // _DAY_MS:
         yield first[0] // _DAY_MS, rows
         return

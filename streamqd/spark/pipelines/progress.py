@@ -1,7 +1,7 @@
 """Show the progress of a run. Tasks count their rows in Redis, because Spark does not report them.
 
-The progress is approximate, because a repeated task counts its rows again. It never exceeds the
-total.
+The progress is approximate, because a repeated task counts its rows again, but what is shown never
+exceeds the total.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamqd.store.client import Connection
 
 
 class PipelineProgress(NamedTuple):
-    """The progress of the current part of a run, with its name, rows and duration."""
+    """The progress of the current part of a run, with its name, its rows and its duration."""
 
     what: str
     done: int
@@ -30,7 +30,7 @@ class PipelineProgress(NamedTuple):
 
     @property
     def left(self) -> float | None:
-        """The estimated number of seconds left, or None as long as no row is done."""
+        """The estimated number of seconds left, or None until the first row is done."""
         return (self.total - self.done) / self.rate if self.done else None
 
 
@@ -38,7 +38,7 @@ OnProgress = Callable[[PipelineProgress], None]
 
 
 class ProgressMeter:
-    """Reads the counts of one run from Redis, and passes the progress to a function."""
+    """Reads the row counts of a run from Redis, and calls a function to show the progress."""
 
     def __init__(self, link: Connection, key: str, on_progress: OnProgress) -> None:
         self._link = link
@@ -49,7 +49,7 @@ class ProgressMeter:
         self._began = time.monotonic()
 
     def begin(self, what: str, total: int) -> None:
-        """Start a part of the run with this number of rows."""
+        """Start a part of the run that has this number of rows."""
         self._what, self._total, self._began = what, total, time.monotonic()
         self._forget()
         self.show(0)
@@ -60,7 +60,7 @@ class ProgressMeter:
             self.show(sum(map(int, self._link.execute("HVALS", self._key))))
 
     def show(self, done: int) -> None:
-        """Show the progress for a number of finished rows."""
+        """Show the progress, given the number of finished rows."""
         elapsed = time.monotonic() - self._began
         self._on_progress(
             PipelineProgress(self._what, min(done, self._total), self._total, elapsed)
@@ -72,5 +72,5 @@ class ProgressMeter:
         self._forget()
 
     def _forget(self) -> None:
-        with suppress(RedisUnavailableError, RedisResponseError):  # the key then expires
+        with suppress(RedisUnavailableError, RedisResponseError):  # if this fails, the key expires
             self._link.execute("DEL", self._key)

@@ -25,7 +25,7 @@ Fits = Callable[[Sequence[str]], None]
 
 
 class SqlAnswer(NamedTuple):
-    """The result of a statement. It has no columns if the statement returns nothing."""
+    """The result of a statement. If the statement returns nothing, there are no columns."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -46,19 +46,19 @@ class Prompt:
     ) -> SqlAnswer:
         """Run a statement and return its rows, or only the first rows if `most` is set.
 
-        The rows are in memory. Before a query is run, `fits` is called with the names of its
-        columns, and may raise an error to refuse them.
+        All returned rows are held in memory. Before Spark computes them, `fits` is called with the
+        names of the columns, and may raise an error to refuse the query.
 
         Raises RequestRefusedError or InvalidRequestError if the statement is not valid, and
-        PipelineError if it fails. If it is interrupted, its jobs are canceled, and
-        KeyboardInterrupt is raised. A statement that has no jobs, and does not stop soon, is left
-        running.
+        PipelineError if it fails. After an interrupt, the statement's jobs are canceled, and
+        KeyboardInterrupt is raised. A statement that has no jobs cannot be canceled, so it may
+        still be running after that.
         """
         check(statement)
         answered: Future[SqlAnswer] = Future()
         tag = f"streamqd-{uuid.uuid4().hex}"
-        # The statement runs in a thread, because an interrupt during a call to the JVM would break
-        # the connection.
+        # The statement runs in another thread. In this thread, an interrupt during a call to the
+        # JVM would break the connection to it.
         asked = (tag, statement, most, fits, answered)
         threading.Thread(target=self._work, args=asked, daemon=True).start()
         try:
@@ -71,7 +71,7 @@ class Prompt:
         return answered.result()
 
     def _cancel(self, tag: str, answered: Future[SqlAnswer]) -> None:
-        """Cancel the jobs of a statement until it stops, because it may start more of them."""
+        """Cancel a statement's jobs repeatedly until it stops, because it may start new ones."""
         with suppress(Exception):  # the session may have been stopped
             while not answered.done():
                 self._spark.sparkContext.cancelJobsWithTag(tag)

@@ -17,17 +17,17 @@ from streamqd.spark.pipelines.strict import decode, is_ordinary
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_SAMPLED = 64  # interval, in payloads, at which one is checked for names that differ in case
-# Maximum number of dates in a batch. If there are more, Spark sorts the rows, so that each date
-# still gets one file.
+_SAMPLED = 64  # one in this number of payloads is searched for names that differ in case
+# Maximum number of dates in a batch. With more dates, all rows are left to Spark, which sorts them,
+# so that each date still gets only one file.
 DATES_MAX = 16
 
 
 class Prover:
-    """Validates rows of a raw table. Each task gets a copy of the instance.
+    """Validates rows of a raw table without Spark. Each task gets a copy of the instance.
 
     Each payload is decoded, and the values are then converted column by column. If only Spark can
-    convert a value, the row remains undecided.
+    convert a value, the row is left undecided, so that Spark checks it.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Prover:
     def _find_case_variants(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
         """Return names that differ from a column only in case, each together with the column.
 
-        Only a sample of the objects is checked. No more than one name per column is returned,
-        because a payload can have thousands of such names.
+        Only a sample of the objects is searched. At most one name per column is returned, because
+        payloads can contain thousands of such names.
         """
         names = set[str]().union(*objects[::_SAMPLED]).difference(self._kind.names)
         columns = {each.lower(): each for each in self._kind.names}
@@ -95,8 +95,8 @@ def _objects(
 ) -> tuple[list[dict[str, Any]], list[str | None], set[int]]:
     """Decode JSON texts. Return an object and a fault for each, and the rows that are undecided.
 
-    The fault is None if the text is valid. Payloads that have no JSON text already have a fault,
-    which is passed in `unread`.
+    The fault is None if the text is valid. A payload that could not be converted to JSON already
+    has a fault, which is passed in `unread`.
     """
     objects: list[dict[str, Any]] = []
     faults: list[str | None] = []

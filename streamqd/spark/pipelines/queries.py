@@ -20,25 +20,29 @@ from streamqd.errors import (
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-_POLL = 0.5  # maximum seconds until an interrupt is noticed
+_POLL = 0.5  # maximum seconds until an interrupt takes effect
 _CAUSE = re.compile(r"\b(?:[a-z_]+\.)*([A-Z]\w+Error): ([^\n]+)")
 
 _AWAY = (RedisUnavailableError.__name__, SilentConnectionError.__name__)
 
 _CALLING = re.compile(
     r"An error occurred while calling "
-)  # start of a message from py4j, which has the exception on the next line
+)  # start of a py4j message, whose next line contains the exception
 
 
 class PipelineError(SparkError):
-    """A pipeline has failed. Its finished work is kept. Fix the cause, and run it again."""
+    """A pipeline has failed.
+
+    The work that it finished is kept, so fix the cause and run it again.
+    """
 
 
 def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda: None) -> None:
-    """Wait until all queries have stopped, and call `refresh` in between.
+    """Wait until all queries have stopped, and call `refresh` repeatedly.
 
-    An interrupt is first only recorded, because it would break the connection during a call to the
-    JVM. Raises the error of a query that fails.
+    An interrupt during a call to the JVM would break the connection to it. An interrupt is
+    therefore only recorded at first, and takes effect between two calls. Raises the error of a
+    query that fails.
     """
     interrupted = threading.Event()
     before: Any = None
@@ -78,10 +82,10 @@ def convert_errors() -> Iterator[None]:
 def to_streamqd_error(error: Exception) -> StreamqdError:
     """Convert an error from Spark to an error of streamqd.
 
-    Returns RedisUnavailableError if a task or the planning could not reach Redis, and
-    RedisResponseError if Redis rejected a command. Returns PipelineError for all other errors. The
-    text is searched for the cause, because Spark passes only the name and the text of an exception
-    between processes.
+    Returns RedisUnavailableError if a task or the planning could not reach Redis,
+    RedisResponseError if Redis rejected a command, and PipelineError for all other errors. Spark
+    passes only the name and the text of an exception between processes, so the text is searched for
+    the cause.
     """
     found = _CAUSE.findall(str(error))
     name, text = found[-1] if found else ("", "")
@@ -104,9 +108,9 @@ def cause_sentence(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of Spark's message, without codes and the prefixes of other layers.
+    """Return the first line of Spark's message, without error codes and prefixes.
 
-    These prefixes come from py4j and the scheduler.
+    The prefixes come from py4j and from Spark's scheduler, which only pass on the error.
     """
     lines = str(error).strip().splitlines()
     called = _CALLING.match(lines[0]) and len(lines) > 1

@@ -1,8 +1,8 @@
 """Find the reasons why converted rows do not fit their schema, as one sentence per wrong column.
 
-Whole columns are checked at a time, so rows that fit take almost no time. If a value does not fit
-its type, Spark returns null for it. The payload of a wrong row is therefore read again, to find the
-values that are null only in the column.
+Whole columns are checked at a time, so rows that fit take almost no time. Spark returns null for a
+value that does not fit its type. To tell such a value from a real null, the payload of a wrong row
+is decoded again: a value that is null only in the column did not fit.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _OTHER = "it does not fit the schema"
 
 
 def last_day(now_us: int) -> int:
-    """Return the last day (since 1970) that an event time may have, which is tomorrow."""
+    """Return the last day that an event time may have, which is tomorrow (days since 1970, UTC)."""
     return now_us // DAY_US + 1
 
 
 class CheckedRows(NamedTuple):
     """Rows of a raw table with their verdicts.
 
-    - `rows` contains the columns of the quarantine, `event_date`, and `row` with the columns of the
-      schema.
+    - `rows` contains the columns of the quarantine, `event_date`, and `row`, a struct with the
+      columns of the schema.
     - `reasons` contains the reason why each row does not fit, or null if it fits.
     - `undecided` contains the indexes of rows that only Spark can decide.
     - `case_variants` contains pairs of a name in payloads and the column from which it differs only
@@ -77,8 +77,8 @@ class Reasons:
     ) -> pa.Array:
         """Return the reason why each row does not fit, or null for a row that fits.
 
-        `unfit` contains, for each column, the rows in which the value has the wrong type. The rows
-        in `wrong_rows` do not fit, even if no other reason is found.
+        `unfit` maps each column to the rows in which its value has the wrong type. The rows in
+        `wrong_rows` do not fit even if no other reason is found, and then get a general reason.
         """
         import pyarrow as pa
 
@@ -99,7 +99,7 @@ class Reasons:
         return pa.array(found, pa.string())
 
     def _find_unfit(self, batch: pa.RecordBatch) -> dict[str, set[int]]:
-        """Return, for each column, the rows in which the value has the wrong type."""
+        """Map each column to the rows in which its value has the wrong type."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -128,7 +128,7 @@ class Reasons:
         return found
 
     def _values(self, field: StructField, column: pa.Array) -> Iterable[tuple[int, str]]:
-        """Yield rows whose value has the right type but is invalid, each with a reason."""
+        """Yield rows in which the value has the right type but is invalid, each with the reason."""
         from pyarrow import compute
 
         timed = field.name == self._event_time
@@ -148,13 +148,14 @@ class Reasons:
 def _has_long_number(payload: bytes) -> bool:
     """Return True if a payload contains a number of over 1,000 characters, which Spark rejects.
 
-    Strings of digits can also match, so call this only for wrong rows.
+    A string of digits also matches. Call this only for wrong rows, in which that is unlikely to
+    matter.
     """
     return len(payload) > _NUMBER_MAX and _LONG_NUMBER.search(payload) is not None
 
 
 class _Values(Sequence[Any]):
-    """The values of one name in JSON objects, which are looked up on demand."""
+    """The values of one name in a list of JSON objects, which are looked up on demand."""
 
     def __init__(self, objects: Sequence[Any], name: str) -> None:
         self._objects, self._name = objects, name
@@ -186,7 +187,7 @@ def _true(mask: pa.Array) -> list[int]:
 
 
 def _find_lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
-    """Return the rows in which the JSON value, or a part of it, was lost in the conversion.
+    """Return the rows in which the conversion has lost the JSON value or a part of it.
 
     Do not call this for types for which `misaligns_columns` returns True.
     """
@@ -220,7 +221,7 @@ def _find_lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[i
 def _outside(kind: DataType, column: pa.Array) -> set[int]:
     """Return the rows that contain, at any depth, an infinity or a time out of range.
 
-    JSON or readers of the table cannot represent such values.
+    JSON has no form for an infinity, and some readers of the table cannot represent such times.
     """
     from pyarrow import compute
     from pyspark.sql.types import (
@@ -265,7 +266,7 @@ def _as_list(kind: pa.MapType) -> pa.ListType:
 
 
 def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
-    """Return the rows whose lists contain these items, given as indexes of the flat column."""
+    """Return the rows whose lists contain these items, given as indexes of the flattened column."""
     from pyarrow import compute
 
     if not inside:
@@ -275,7 +276,7 @@ def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
 
 
 def days_of(kind: DataType, column: pa.Array) -> pa.Array:
-    """Return the days (UTC, since 1970) of dates or timestamps."""
+    """Return the days of dates or timestamps (days since 1970, UTC)."""
     import pyarrow as pa
     from pyarrow import compute
 

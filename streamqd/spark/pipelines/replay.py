@@ -1,4 +1,4 @@
-"""Send old messages from Redis, the archive or the dead letters again, to any topic.
+"""Send old messages again, from Redis, the archive or the dead letters, to any topic.
 
 A replayed message is a new message. Its header `x-replay-of` contains the topic, the partition and
 the ID of the old entry.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Row as SparkRow
 
 WINDOW = "30d"  # lifetime of the dedup IDs of a named replay
-_EVEN = 0.02  # target seconds between two writes of a replay with a rate
+_EVEN = 0.02  # target seconds between two writes of a replay that has a rate
 _SENT = (*COLUMNS[:2], HEADERS, FIELDS, Column("dedup", "string"))
 
 
@@ -78,9 +78,9 @@ def replay(
 ) -> ReplaySummary:
     """Send the chosen messages to a target topic, or by default to their own topic.
 
-    `rate` limits the number of messages per second. If the replay has a `name`, it can be repeated
-    after an interruption, and no message is sent twice within WINDOW. Without a name, an
-    interrupted replay starts again from the beginning.
+    `rate` limits the number of messages per second. If the replay has a `name` and is interrupted,
+    run it again under the same name: no message is sent twice within WINDOW. Without a name, a
+    second run sends all messages again.
 
     Raises RequestRefusedError for an invalid condition, TopicNotFoundError if a topic does not
     exist, and PipelineError if Spark fails.
@@ -167,7 +167,7 @@ def _sink_rows(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) ->
         lambda each: each["key"] != REPLAY_OF,
     )
     headers = f.concat(others, f.array(_header(f.lit(REPLAY_OF), origin)))
-    # Only the fields of the message are kept. The other fields of a dead letter describe its
+    # Only the fields of the message are kept. A dead letter has more fields, which describe its
     # failure.
     fields = (
         f.col("fields") if "fields" in frame.columns else f.lit(None).cast("map<string,binary>")
@@ -195,7 +195,7 @@ def _header(name: SparkColumn, value: SparkColumn) -> SparkColumn:
 def _is_replay() -> SparkColumn:
     """Return a condition that is true for replayed messages.
 
-    It is needed because a named replay into the same topic must not find the messages that it sent
+    A named replay into the same topic uses this condition to leave out the messages that it sent
     itself.
     """
     from pyspark.sql import functions as f
@@ -204,9 +204,10 @@ def _is_replay() -> SparkColumn:
 
 
 def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
-    """Send rows, and return the number of messages that were not sent before.
+    """Send rows, and return the number of messages that were not already sent.
 
-    If there is a rate, one task sends all rows.
+    If a rate is set, a single task sends all rows, so that the rate applies to all of them
+    together.
     """
     from streamqd.spark.sink import append
 
@@ -240,7 +241,10 @@ def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]
 
 
 def pace(rows: Iterable[Row], rate: float) -> Iterator[Row]:
-    """Yield the rows at an even rate, in rows per second. A delay is not followed by a burst."""
+    """Yield rows at an even rate (rows per second).
+
+    After a delay, there is no burst to catch up.
+    """
     due = time.monotonic()
     for row in rows:
         early = due - time.monotonic()

@@ -1,7 +1,7 @@
 """Report on the problems and contents of topics, as a page and as figures in JSON.
 
-A report needs no lease, because it changes only its own directory. Entries that arrive during the
-run may or may not be included.
+A report needs no lease, because it changes only its own directory. Entries that arrive while it
+runs may or may not be included.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from streamqd.store.store import Store
 from streamqd.version import __version__
 
 FIGURES, PAGE = "report.json", "report.html"
-BYTES_MAX = 64 << 20  # maximum bytes of the last report's figures that are read
+BYTES_MAX = 64 << 20  # maximum size of the last report's figures, above which they are not read
 _LETTERS = rows.ddl(rows.columns(dead=True, headers=True, fields=False))
 
 
@@ -45,8 +45,8 @@ def report(
 ) -> dict[str, Any]:
     """Write a report to a directory, and return its figures.
 
-    The next report in the directory is compared with these figures. `spark` returns a session. It
-    is called only if there are topics to report on.
+    The next report in the same directory lists the changes since these figures. `spark` is called
+    only if there are topics to report on, and must return a session.
 
     Raises RequestRefusedError or InvalidRequestError if the request is not valid, and PipelineError
     if Spark fails.
@@ -62,7 +62,7 @@ def report(
     ]
     past = _histories(settings, spark(), scope) if topics else {}
     topics = [each | {"history": past.get(each["topic"])} for each in topics]
-    seen = _fleet(settings)  # read again, because Spark takes a long time
+    seen = _fleet(settings)  # read again, because the first result is outdated once Spark is done
     document = {
         "format": report_findings.FORMAT,
         "version": __version__,
@@ -142,7 +142,7 @@ def _topic(
     return {
         "topic": name,
         "live": size is not None,
-        # An archive may contain partitions of a topic that are no longer in Redis.
+        # The archive may contain partitions that the topic no longer has in Redis.
         "partition_count": max(size or 0, 1, *(each["partition"] + 1 for each in parts)),
         "entries": sum(each["entries"] for each in parts),
         "bytes": sum(each["bytes"] for each in parts),
@@ -153,7 +153,7 @@ def _topic(
 
 
 def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str, Any] | None:
-    """Describe the quarantine of a topic: its view, and its rows in the window.
+    """Describe the quarantine of a topic: the name of its view, and its rows in the window.
 
     Returns None if there is no quarantine.
     """

@@ -19,11 +19,11 @@ Topic = Mapping[str, Any]  # contents of a topic, as built by `report`
 
 FAMILY = "streamqd-report/"
 FORMAT = FAMILY + "2"
-# Minimum ages of the oldest unread message for a warning and for a problem.
+# Ages of the oldest unread message from which on it is a warning or a problem.
 LATE_SECONDS, STALE_SECONDS = 30, 300
-ENTRIES_MIN = 1_000  # number of entries below which their distribution is not significant
+ENTRIES_MIN = 1_000  # number of entries below which an uneven distribution means nothing
 _UNEVEN = 1.5  # minimum ratio of the fullest partition to the mean for a finding
-_RELIEF = 0.7  # more partitions are suggested if the fullest would shrink to at most this share
+_RELIEF = 0.7  # suggest more partitions if the fullest would shrink to at most this share
 _SHARE = 0.1  # minimum fraction of all entries for a key to be mentioned
 _NAME_MAX = 500  # maximum characters in the name of a measure
 _NEUTRAL = ("entries of ", "partitions of ")  # measures whose growth is neither good nor bad
@@ -34,8 +34,9 @@ _ORDER = (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
 class ReportFinding:
     """A problem of a topic, a group or the fleet, with the number of messages that it affects.
 
-    `command` shows more about the problem, or fixes it. It never contains data from messages, but
-    only names of topics and groups, and the operator's own directory.
+    `command` is a command that shows more about the problem, or fixes it. It is safe to paste: it
+    contains only names of topics and groups and the operator's own directory, and never data from
+    messages.
     """
 
     severity: Severity
@@ -46,10 +47,10 @@ class ReportFinding:
 
 
 def assess_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
-    """Return the findings, groups, causes of dead letters, and topics, with the worst ones first.
+    """Return lists of findings, groups, causes of dead letters, and topics, with the worst first.
 
-    The result also contains `measures`, which are numbers with readable names. They are compared
-    with those of other reports.
+    The result also contains `measures`, numbers with readable names, which the next report compares
+    with its own.
     """
     names = [each["topic"] for each in topics]
     groups = [each for each in seen.groups if each.topic in names]
@@ -75,7 +76,7 @@ def assess_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
 
 
 def error_of(cause: Mapping[str, Any]) -> str:
-    """Return the name of a dead letter's cause: the error class, or else the reason."""
+    """Return a name for a dead letter's cause: the error class, or else the reason."""
     return str(cause["error_class"] or cause["reason"] or "unknown")
 
 
@@ -177,7 +178,7 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
 
 
 def _skew(topic: Topic) -> Iterator[ReportFinding]:
-    """Yield a finding if a partition is much fuller than the others, with a remedy."""
+    """Yield a finding with a remedy if one partition is much fuller than the others."""
     name, total, size = topic["topic"], topic["entries"], topic["partition_count"]
     full = max(topic["partitions"], key=lambda each: each["entries"], default={"entries": 0})
     most = full["entries"]
@@ -195,10 +196,10 @@ def _skew(topic: Topic) -> Iterator[ReportFinding]:
 
 
 def _fullest(topic: Topic, partitions: int) -> float:
-    """Estimate the entries in the fullest partition if the topic had this number of partitions.
+    """Estimate how many entries the fullest of this number of partitions would have.
 
-    The keys with the most entries are assigned by their hash. All other entries are assumed to be
-    spread evenly.
+    The keys with the most entries are assigned to partitions by their hash. All other entries are
+    assumed to be spread evenly.
     """
     held = [0] * partitions
     for key in topic["keys"]:
@@ -233,9 +234,9 @@ def _measures(
 def compare_reports(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `changes` since the last report, with the worst first, and `compared_with`.
 
-    `compared_with` is the time of the last report (unix ms), or a sentence that explains why the
-    last report cannot be used. Any user may have edited its file, so only numbers with short names
-    are used.
+    `compared_with` is the time of the last report (Unix ms), or a sentence that explains why that
+    report cannot be used. Any user may have edited its file, so only numbers with short names are
+    taken from it.
     """
     why = ""
     if last is None:

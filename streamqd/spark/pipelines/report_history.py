@@ -1,6 +1,6 @@
 """Query the history for a report: handled messages, failures and run times of each topic.
 
-The queries read the view `messages`, so figures that are in both the archive and Redis are counted
+The queries read the view `messages`, which counts figures that are in both the archive and Redis
 only once.
 """
 
@@ -52,8 +52,8 @@ def histories(
     """Return the history of each topic that has one, within the window of the report.
 
     For each group, `groups` contains the sums of its counts, its largest lag in any minute, and
-    quantiles of its run times in seconds. The time is divided into buckets of `width_ms`. For each
-    of them, `timeline` contains the sums and the 99th percentile of run times.
+    quantiles of its run times in seconds. For each bucket of `width_ms`, `timeline` contains the
+    sums of the counts and the 99th percentile of run times.
     """
     minutes = overviews.messages(spark, settings, scope.archive)
     with persisted(scope.in_window(minutes, "minute")) as found:

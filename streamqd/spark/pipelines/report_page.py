@@ -1,6 +1,6 @@
 """Render a report as one self-contained page, without scripts or network access.
 
-Texts from messages are untrusted. The template therefore escapes every value, and `_format_value`
+Texts from messages are untrusted, so the template escapes every value for HTML. `_format_value`
 also escapes characters that are harmful on a terminal. The only I/O is to read the template.
 """
 
@@ -42,7 +42,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> Any:
-    """Return a value in readable form, with characters escaped that reverse or hide other text."""
+    """Return a value in readable form. Escape characters that reverse or hide other text."""
     if isinstance(value, Markup):
         return value
     if value is None:
@@ -54,7 +54,7 @@ def _format_value(value: Any) -> Any:
 
 
 def _slowest(history: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a chart of the 99th percentile over time, and its unit, or None without runs."""
+    """Return a chart of the 99th percentile over time and its unit, or None without runs."""
     found = {
         row["at_unix_ms"]: row["p99_seconds"]
         for row in history["timeline"]
@@ -81,7 +81,7 @@ def run_time(seconds: float | None) -> str | None:
 
 
 def period(milliseconds: int) -> str:
-    """Return the width of a bar as words to follow "per", such as second, 5 minutes or 28 days."""
+    """Return the width of a bar in words that can follow "per", such as second or 5 minutes."""
     for size, unit in _UNITS:
         if milliseconds % size == 0:
             count = milliseconds // size
@@ -90,19 +90,22 @@ def period(milliseconds: int) -> str:
 
 
 def _format_duration(milliseconds: int | None) -> str | None:
-    """Return a duration with its unit. Below a second, the unit is milliseconds."""
+    """Return a duration with its unit, which is milliseconds for less than a second."""
     if milliseconds is None or milliseconds >= 1000:
         return age(milliseconds)
     return f"{milliseconds} ms"
 
 
 def _breakable(text: Any) -> Markup:
-    """Return a text in which lines may break after dots, colons and slashes in names."""
+    """Return a text whose lines may break after dots, colons and slashes in long names."""
     return Markup(re.sub(r"(?<=\w)([.:/])(?=\w)", r"\1<wbr>", str(escape(_format_value(text)))))  # noqa: S704 - escaped
 
 
 def _time(unix_ms: int | None) -> str | None:
-    """Format a time (unix ms) as `2025-11-20 10:00:05`. Return None if it cannot be represented."""
+    """Format a time (Unix ms) as `2025-11-20 10:00:05`.
+
+    Return None if it is not a possible date.
+    """
     if unix_ms is None:
         return None
     try:
@@ -112,6 +115,6 @@ def _time(unix_ms: int | None) -> str | None:
 
 
 def _plot(topic: Mapping[str, Any], of: str) -> Markup:
-    """Return a chart of entries or dead letters over time, or '' without valid times."""
+    """Return a chart of entries or dead letters over time, or '' if there are no valid times."""
     found = {row["at_unix_ms"]: row[of] for row in topic["timeline"]}
     return Markup(bars(found, topic["width_ms"], of))  # noqa: S704 - numbers and times

@@ -1,7 +1,7 @@
 """Query a topic for a report: its entries, its dead letters, and the fields of its payloads.
 
-Entries are read only once, and a copy with a few columns is kept. All queries use this copy, except
-the query for the fields of payloads.
+The entries are read once, and a copy with a few columns is kept for all queries. Only the query for
+the fields of payloads reads them again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TIMELINE = """
 class ReportScope:
     """The scope of a report: its topics, its time window, and schemas to examine payloads with.
 
-    The window applies to the times of the entries. Its end is exclusive.
+    The window selects entries by their times. Its start is inclusive, and its end is exclusive.
     """
 
     topics: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class ReportScope:
     schemas: Mapping[str, str] = field(default_factory=dict)
 
     def in_window(self, frame: DataFrame, column: str = "timestamp") -> DataFrame:
-        """Return the rows of a DataFrame that are in the window, based on a column of times."""
+        """Return the rows whose time in this column is in the window."""
         if self.since is not None:
             frame = frame.where(f.col(column) >= f.lit(self.since))
         if self.until is not None:
@@ -79,9 +79,9 @@ class ReportScope:
 def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """Return the contents of a topic, which are the results of the queries above.
 
-    If the pipeline has a schema, `fields` describes the fields of payloads. Otherwise, it is None.
-    `width_ms` is the width of each bucket in the timeline. Raises InvalidRequestError for an
-    invalid schema.
+    If the pipeline has a schema, `fields` describes the fields of payloads, and otherwise it is
+    None. `width_ms` is the width of each bucket in the timeline. Raises InvalidRequestError if the
+    schema is invalid.
     """
     with persisted(_entries(rows)) as entries, persisted(_dead_letters(dead_letters)) as dead:
 
@@ -115,21 +115,21 @@ def persisted(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def _entries(rows: DataFrame) -> DataFrame:
-    """Select those columns of entries that the queries use.
+    """Select the columns of entries that the queries use.
 
     partition, key   as in the table
     size             size of the payload in bytes
-    ms               time of the ID, unix ms
+    ms               time of the ID, Unix ms
     """
     return rows.selectExpr("partition", "key", "coalesce(length(value), 0) AS size", "id_ms AS ms")
 
 
 def _dead_letters(dead_letters: DataFrame) -> DataFrame:
-    """Select those columns of dead letters that the queries use.
+    """Select the columns of dead letters that the queries use.
 
     group         group that dead-lettered the message, '' if unknown
     fingerprint   fingerprint of the cause
-    ms            time of the dead letter's ID, unix ms
+    ms            time of the dead letter's ID, Unix ms
     took_ms       ms from the first write of the message to the dead letter
     newest        struct of the ID, the place of the failure and the recorded texts
     """
@@ -149,9 +149,9 @@ def _dead_letters(dead_letters: DataFrame) -> DataFrame:
 
 
 def _cause(*told: str | None) -> tuple[str, str]:
-    """Return the fingerprint of a dead letter and the frame that failed.
+    """Return a dead letter's fingerprint, and the stack frame in which the handler failed.
 
-    The fingerprint is derived from the other fields if it was not recorded.
+    If no fingerprint was recorded, it is computed from the other fields.
     """
     names = ("fingerprint", "errorClass", "signal", "reason", "traceback", "handler")
     fields = {
@@ -165,7 +165,7 @@ def _cause(*told: str | None) -> tuple[str, str]:
 
 
 def bar_width(rows: list[dict[str, Any]]) -> int:
-    """Return the width of a bucket in ms, so that the time span of the rows fits into the chart."""
+    """Return the width of a bucket (ms) with which all times in the rows fit into the chart."""
     first = min((row["first_unix_ms"] for row in rows), default=0)
     span = max((row["last_unix_ms"] for row in rows), default=0) - first
     fitting = (1000 * each for each in _SECONDS if span < 1000 * each * _BARS)
@@ -178,10 +178,10 @@ def bar_width(rows: list[dict[str, Any]]) -> int:
 def _fields(rows: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """Count the payloads that match the schema (`fits`) or do not (`bad`), and describe its fields.
 
-    In the result, `rows` contains one row for each field, with the name, the type, the counts of
-    values and nulls, the approximate number of distinct values, and the least and greatest value.
-    `top` contains the most frequent values (`item`), with their approximate counts (`count`).
-    Raises InvalidRequestError for an invalid schema.
+    In the result, `rows` contains a row for each field, with its name, its type, the counts of
+    values and nulls, the approximate number of distinct values, and the least and the greatest
+    value. `top` contains the most frequent values (`item`), with their approximate counts
+    (`count`). Raises InvalidRequestError if the schema is invalid.
     """
     kind = read_schema(pipeline.schema or "", pipeline.times)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))
@@ -220,7 +220,7 @@ def _field(name: str, kind: DataType) -> Column:
 
 
 def reasons(rows: DataFrame) -> list[dict[str, Any]]:
-    """Return the reasons in a quarantine, with their number of rows and the newest entry's time."""
+    """Return the reasons in a quarantine, with their numbers of rows and newest entries' times."""
     grouped = rows.groupBy(f.left("reason", f.lit(TEXT_MAX)).alias("reason")).agg(
         f.count("*").alias("rows"), f.unix_millis(f.max("timestamp")).alias("last_unix_ms")
     )

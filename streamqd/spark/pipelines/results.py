@@ -1,4 +1,4 @@
-"""Store the rows of a standing query in a table of the archive, each of them once."""
+"""Store the rows of a standing query in a table of the archive, each row once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TIDY = 8  # batches between two checks for small files
 
 
 def lease_results(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
-    """Return the lease on a table of results. It is not acquired until the caller enters it."""
-    archive.folder(name, RESULTS)  # rejects an invalid name before it becomes part of a key
+    """Return the lease on a table of results, which is not acquired until the caller enters it."""
+    archive.folder(name, RESULTS)  # rejects an invalid name, which would become part of a key
     keys = Keys(settings.keys.control, settings.keys.streams)
     of, what = f"results:{archive.id[:12]}", f"table {name} is being written"
     return PipelineLease(lambda: tables.connect(settings), keys, name, of, what=what)
@@ -32,15 +32,15 @@ def lease_results(settings: config.Settings, archive: Archive, name: str) -> Pip
 class ResultWriter:
     """Writes batches of a query to a table. Spark calls it with each batch and its number.
 
-    Each commit contains the ID of the query and the number of the batch, both of which come from
-    the checkpoint. If Spark passes a batch again, it is therefore recognized and skipped.
+    Each commit records the ID of the query and the number of the batch, both of which come from the
+    checkpoint. If Spark passes the same batch again, it is therefore recognized and skipped.
     """
 
     def __init__(self, archive: Archive, name: str, frame: DataFrame, checkpoint: Path) -> None:
         """Open the table, or create it.
 
-        Raises RequestRefusedError if the table has other columns than the query, and ArchiveError
-        if the table cannot be opened.
+        Raises RequestRefusedError if the table and the query have different columns, and
+        ArchiveError if the table cannot be opened.
         """
         self._columns = schemas.table_columns(frame.schema)
         self._checkpoint = checkpoint

@@ -1,4 +1,4 @@
-"""Run a user's function as a Spark job, and give it a session, a source and a sink."""
+"""Run a user's function as a Spark job that gets a session and access to topics."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from streamqd.spark.pipelines.storage import Archive
 
 @dataclass(frozen=True)
 class Job:
-    """The argument that the user's function is called with.
+    """The argument with which the user's function is called.
 
     `checkpoints` is the directory for the checkpoints of queries. `arguments` contains the
-    arguments from the command line.
+    arguments that the user passed on the command line.
     """
 
     spark: SparkSession
@@ -42,7 +42,8 @@ class Job:
     def read(self, topic: str, **options: object) -> DataFrame:
         """Return the current entries of a topic, including its archived entries.
 
-        If options of the data source are given, only `archivePath` includes the archive.
+        If you pass options of the data source, they must include `archivePath` to read archived
+        entries.
         """
         if options:
             return read_topic(self.spark, topic, settings=self.settings, **options)
@@ -51,7 +52,7 @@ class Job:
     def stream(self, topic: str, **options: str) -> DataFrame:
         """Return a topic as a stream, which starts at the first entry by default.
 
-        Set `startingOffsets` to start it elsewhere.
+        Set `startingOffsets` to start at another position.
         """
         given = of_settings(self.settings) | {
             "subscribe": topic,
@@ -76,15 +77,16 @@ class Job:
     def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
         """Return a writer that sends the changed rows of an aggregation to a topic.
 
-        Call its `start` method to start the query. Rows need a column `key`, which must be unique
-        within a batch. If a batch is repeated within a day, its rows are not sent again.
+        Call its `start` method to start the query. The rows need a column `key` that is unique
+        within a batch. If Spark repeats a batch within a day, its rows are not sent again.
         """
         given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}
         given |= {"dedupWindow": "1d"} | options
         checkpoint = join_parts(self.checkpoints, name)
 
         def send(batch: DataFrame, number: int) -> None:
-            # A query without its checkpoint starts with batch number 0 again, but with a new ID.
+            # Without its checkpoint, a query starts at batch 0 again. Its ID is then new, so the
+            # dedup IDs of its rows cannot be the same as before.
             query = json.loads((checkpoint / "metadata").read_text("utf-8"))["id"]
             dedup = f.concat_ws("/", f.lit(query), f.lit(number), f.col("key").cast("string"))
             rows = batch.withColumn("dedup", dedup)
@@ -119,7 +121,7 @@ def load(reference: str, folder: Path) -> Callable[[Job], Any]:
 
 
 def run(job: Job, function: Callable[[Job], Any]) -> Any:
-    """Run the function, and then wait for the streaming queries that it has left running.
+    """Run the function, and then wait for the streaming queries that it started.
 
     Returns the result of the function. Raises PipelineError if a query fails.
     """

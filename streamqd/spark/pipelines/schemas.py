@@ -22,7 +22,7 @@ _SIMPLE = (
     *("decimal", "string", "binary", "date", "timestamp"),
 )
 _OTHERWISE = {"short", "integer", "long"}  # PySpark's other names for some of these types
-_OF_QUERIES = "byte"  # tinyint, which is allowed in rows of a query but not in payloads
+_OF_QUERIES = "byte"  # allowed in rows of a query, but not in payloads
 
 
 def type_mismatch(field: StructField) -> str:
@@ -31,9 +31,9 @@ def type_mismatch(field: StructField) -> str:
 
 
 def out_of_range(field: StructField) -> str:
-    """Return the reason to reject a value that is, or contains, a value out of range.
+    """Return the reason to reject a value that is out of range, or contains such a value.
 
-    Such a value cannot be represented in JSON, or by readers of the table.
+    JSON has no form for such a value, or readers of the table cannot represent it.
     """
     if field.dataType.typeName() in _TIMES:
         return f"{field.name} is outside the years 1 to 9999"
@@ -41,9 +41,10 @@ def out_of_range(field: StructField) -> str:
 
 
 def misaligns_columns(kind: DataType) -> bool:
-    """Return True if an invalid value of this type can make Spark misread later columns.
+    """Return True if an invalid value of this type can make Spark misread the columns after it.
 
-    This happens because Spark stops in the middle of such a map, or of a string that is not base64.
+    This applies to maps and binary columns. Spark stops reading in the middle of an invalid map, or
+    of a string that is not base64.
     """
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
@@ -57,8 +58,8 @@ def misaligns_columns(kind: DataType) -> bool:
 def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
     """Parse the schema of JSON payloads, such as `id long, amount decimal(10,2)`.
 
-    Each string in `times` consists of a column and the unit or the pattern of its times. Raises
-    InvalidRequestError if the schema is not valid, and RequestRefusedError for types that Spark
+    Each string in `times` names a column, followed by the unit or the pattern of its times. Raises
+    InvalidRequestError if the schema is not valid, and RequestRefusedError for a type that Spark
     does not read correctly.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -153,8 +154,8 @@ def _check_json(kind: DataType, path: str) -> None:
 def table_columns(kind: StructType) -> pa.Schema:
     """Return the columns of a Delta table for this schema. All of them are nullable.
 
-    Raises RequestRefusedError for columns that are not supported. As in Spark, names that differ
-    only in case are duplicates.
+    Raises RequestRefusedError for columns that are not supported, or if two names differ only in
+    case, because Spark treats these as duplicates.
     """
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -166,7 +167,7 @@ def table_columns(kind: StructType) -> pa.Schema:
 
 
 def _with_comment(column: pa.Field, field: StructField) -> pa.Field:
-    """Return a column with its comment in Delta's form, and without any other metadata."""
+    """Return a column with only its comment as metadata, in the form that Delta uses."""
     comment = (field.metadata or {}).get("comment")
     return column.with_metadata({"comment": str(comment)}) if comment else column.remove_metadata()
 

@@ -1,4 +1,4 @@
-"""Run standing queries: SQL over topics as streams, whose rows are shown, sent or stored."""
+"""Run standing queries: SQL over topics as streams, whose rows are printed, sent or stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
 
 NAME = "sql"  # name of the query and of its checkpoint directory
-SHOWN_MAX = 20_000  # maximum entries per batch if rows are shown, because all are in memory
+SHOWN_MAX = 20_000  # maximum entries per batch if rows are shown, as all are held in memory
 INTERVAL = "1 second"  # interval between two batches of a query that follows its topics
 
 Show = Callable[[list[str], list[tuple[Any, ...]]], None]
@@ -48,7 +48,7 @@ class Standing:
 
     @property
     def shown(self) -> bool:
-        """True if the rows are only shown, and neither sent nor stored."""
+        """True if the rows are only shown to the user, and neither sent nor stored."""
         return not (self.target or self.into)
 
 
@@ -70,9 +70,9 @@ def run(
 ) -> StreamResult:
     """Run the query until all entries that exist now are processed.
 
-    A query that follows its topics runs until it is interrupted. Each batch of rows is passed to
-    `show`, unless the rows go to a topic or a table. Before rows are shown, `fits` is called with
-    the names of the columns, and may raise an error to refuse them.
+    If the query follows its topics, it runs until it is interrupted. Each batch of rows is passed
+    to `show`, unless the rows go to a topic or a table. Before rows are shown, `fits` is called
+    with the names of the columns, and may raise an error to refuse the query.
 
     Raises RequestRefusedError or InvalidRequestError if the query is not valid, and PipelineError
     if it fails.
@@ -135,16 +135,16 @@ def _run(
         raise (failures[0] if failures else to_streamqd_error(error)) from error
     finally:
         query.stop()
-    taken = [each["numInputRows"] for each in query.recentProgress]  # covers the last 100 batches
+    taken = [each["numInputRows"] for each in query.recentProgress]  # at most the last 100 batches
     return StreamResult(len(taken), sum(taken))
 
 
 def _storing_errors(
     take: Callable[[DataFrame, int], None], failures: list[Exception]
 ) -> Callable[[DataFrame, int], None]:
-    """Wrap a batch function so that its errors are stored.
+    """Wrap a batch function so that its errors are added to `failures`.
 
-    This is needed because Spark passes on only their texts.
+    Spark passes on only the text of an error, so the caller needs the error itself from this list.
     """
 
     def taking(batch: DataFrame, number: int) -> None:

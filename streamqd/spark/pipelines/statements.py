@@ -9,7 +9,7 @@ from itertools import dropwhile
 from streamqd.config.secrets import has_password
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-# For each kind of a piece of SQL (plain, literal, name or comment), the pattern that ends it.
+# The pattern that ends each kind of piece of SQL: plain SQL (''), literals, names and comments.
 _STOPS = {
     "": re.compile(r"""/\*(?!\+)|--|(?<!\w)[rR]['"]|['"`;]"""),  # /*+ is a hint, not a comment
     "'": re.compile(r"\\.|'", re.DOTALL),
@@ -35,10 +35,10 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([01][0-7]{2})|(
 
 
 class SqlScanner:
-    """Cuts SQL into pieces.
+    """Cuts SQL into pieces: plain SQL, literals, quoted names and comments.
 
-    Pass the SQL either as a whole, or line by line with the line breaks. If it were divided within
-    a line, characters that belong together, such as `--`, could be separated.
+    Pass the SQL either as a whole, or line by line including line breaks. Cutting within a line
+    could separate characters that belong together, such as `--`.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class SqlScanner:
         self._depth = 0  # nesting depth of comments
 
     def pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield the pieces of a text, each with its kind, which is a key of _STOPS or `;`."""
+        """Yield the pieces of a text, each preceded by its kind: a key of _STOPS, or `;`."""
         begin = at = 0
         while stop := _STOPS[self.inside].search(text, at):
             at = stop.end()
@@ -85,8 +85,8 @@ class SqlSplitter:
 
     def _begin(self) -> None:
         self._pieces: list[str] = []
-        self._blank = True  # True as long as there are only spaces and comments
-        self.begun = False  # False as long as there are only spaces
+        self._blank = True  # True while the statement has only spaces and comments
+        self.begun = False  # False while the statement has only spaces
 
     def add(self, line: str) -> list[str]:
         """Add a line, including its line break. Return the statements that the line completes."""
@@ -104,18 +104,18 @@ class SqlSplitter:
         return done
 
     def remainder(self) -> str:
-        """Return the unfinished statement, or '' if it consists only of closed comments."""
+        """Return the unfinished statement. If it consists only of closed comments, return ''."""
         closed = self._scanner.inside != "/*"
         return "" if self._blank and closed else "".join(self._pieces).strip()
 
 
 def check(statement: str) -> None:
-    """Raise an error if a statement cannot be read by Spark, or would expose a Redis password.
+    """Raise an error if Spark cannot read a statement, or if it would expose a Redis password.
 
     Raises InvalidRequestError if the statement is not UTF-8. Raises RequestRefusedError if it
     contains a Redis password, because Spark shows statements on its pages and stores them in
-    checkpoints. The URL of a table must be a literal, because strings that functions build are not
-    checked, except for `concat` of literals. A table USING streamq must have no columns.
+    checkpoints. Strings that functions build cannot be checked, except for `concat` of literals, so
+    the URL of a table must be a literal. A table USING streamq must have no columns.
     """
     try:
         statement.encode()
@@ -145,7 +145,7 @@ def _has_columns(statement: str) -> bool:
 
 
 def _has_made_url(statement: str) -> bool:
-    """Return True for a CREATE TABLE … USING streamq whose url is not a literal."""
+    """Return True for a CREATE TABLE … USING streamq whose URL is not a literal."""
     tokens = list(_tokens(statement))
     words = " ".join(text if kind == "" else "'" for kind, text in tokens)
     if "using streamq" not in words or ("", "options") not in tokens:
@@ -162,7 +162,10 @@ def _has_made_url(statement: str) -> bool:
 
 
 def _tokens(statement: str) -> Iterator[tuple[str, str]]:
-    """Yield the words, signs and literals of a statement in lower case. `'` marks literals."""
+    """Yield the words, signs and literals of a statement in lower case, each preceded by its kind.
+
+    The kind is `'` for a literal and '' for anything else.
+    """
     for kind, piece in SqlScanner().pieces(statement):
         if kind in _LITERALS:
             yield "'", _value(kind, piece).lower()
@@ -177,7 +180,7 @@ def _has_password(text: str) -> bool:
 
 
 def _texts(statement: str) -> Iterator[str]:
-    """Yield the values of literals, with adjacent ones joined as in Spark, and all other words."""
+    """Yield the values of literals, joining adjacent ones as Spark does, and all other words."""
     joined: list[str] = []
     between = _JOINS
     for kind, piece in SqlScanner().pieces(statement):

@@ -1,9 +1,9 @@
 """Check that a payload is one JSON object that Spark may convert.
 
 Spark's JSON reader is lenient: it reads only the first of two documents, takes the last of two
-equal names, and replaces bytes that are not UTF-8. It also takes hours to round 1e500000000. Each
-payload is therefore checked before Spark reads it. A fast reader accepts most valid payloads. An
-exact reader checks the other payloads, and finds the reasons why they are invalid.
+equal names, and replaces bytes that are not UTF-8. It also takes hours to round a number such as
+1e500000000. Each payload is therefore checked before Spark reads it. A fast reader accepts most
+valid payloads. An exact reader checks all others, and finds the reasons why they are invalid.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-# For larger numbers of seconds, Spark's multiplication overflows, and the result is a wrong time.
+# For a larger number of seconds, Spark's multiplication overflows and returns a wrong time.
 SECONDS_MAX = (1 << 63) // 1_000_000 - 1
 _DIGITS_MAX = 1000
 _HUGE = 10**_DIGITS_MAX
-# Exponents of more than three digits. Commas are allowed, because Spark ignores them. Digits of all
-# scripts are allowed, because Spark accepts them.
+# Exponents of more than three digits. Spark ignores commas in a number and accepts digits of all
+# scripts, so the pattern matches these as well.
 _EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
 
 
-# Limits of Spark's JSON reader. If any part of a payload exceeds one, Spark rejects the payload.
+# Limits of Spark's JSON reader. If a part of a payload exceeds a limit, Spark rejects the payload.
 _NAME_MAX = 50_000
 _DEPTH_MAX = 900  # Python's recursion limit is 1,000
 _LONG_NUMBER = b"0" * 1000
@@ -56,8 +56,8 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
-# A float is kept as its text, because the digits and the exponent show whether Spark can round it.
-# The text is stored as bytes, which distinguishes it from a string.
+# A float is kept as its text, because its digits and its exponent show whether Spark can round it.
+# The text is stored as bytes, so that it differs from a string.
 Number = bytes
 _number = str.encode
 _decoder = json.JSONDecoder(
@@ -79,8 +79,8 @@ def faults(value: Column, kind: StructType) -> Column:
     def find_faults(payloads: pa.Array) -> pa.Array:
         return pa.array([find_fault(each, checks) for each in payloads.to_pylist()], pa.string())
 
-    # The annotations are set here because Spark evaluates them, and cannot find a module that is
-    # imported inside this function.
+    # Spark evaluates the annotations of this function, but cannot resolve names that are imported
+    # inside the function around it. They are therefore set as objects.
     find_faults.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
     function: Any = arrow_udf(find_faults, "string")
     found: Column = function(value)
@@ -105,9 +105,9 @@ def forbidden_checks(kind: StructType) -> _Checks:
 
 
 def _check_leaves(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | None:
-    """Return a check that applies `check` to all values of a type inside a JSON value.
+    """Return a function that applies `check` to each value of type `leaf` in a JSON value.
 
-    Returns None if a value of this kind contains no values of the type.
+    Returns None if values of type `kind` contain no values of type `leaf`.
     """
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -142,7 +142,7 @@ def _any_value(check: _Check, value: Any) -> bool:
 
 
 def is_huge(value: Any) -> bool:
-    """Return True if a number or a string is so large that Spark would compute for hours."""
+    """Return True if a number or a string is so large that Spark would take hours to convert it."""
     if isinstance(value, Number):
         value = value.decode()
     if isinstance(value, str):
@@ -151,12 +151,12 @@ def is_huge(value: Any) -> bool:
 
 
 def _is_beyond(value: Any) -> bool:
-    """Return True if Spark would convert a number of seconds to a wrong time."""
+    """Return True if Spark would convert this number of seconds to a wrong time."""
     return isinstance(value, int) and abs(value) > SECONDS_MAX
 
 
 def find_fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
-    """Return the reason why a payload is not a JSON object or fails a check, or None if valid."""
+    """Return why a payload is not a JSON object or fails a check, or None if it is valid."""
     found, why = decode(payload)
     if why is not None:
         return why
@@ -165,7 +165,7 @@ def find_fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
 
 
 def decode(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
-    """Decode a payload. Return its object, and None or the reason why it is not a valid object.
+    """Decode a payload. Return its object, and the reason why it is not a valid object, or None.
 
     Floats are returned as `Number`.
     """
@@ -197,12 +197,13 @@ def _depth(found: dict[str, Any]) -> int:
 def rescue_fields(payload: bytes, known: Collection[str]) -> str | None:
     """Return the unknown fields of a valid payload as JSON, or None if all fields are known.
 
-    The values are unchanged. If the payload is nested too deeply to be divided, it is returned as a
-    whole.
+    The values are not changed. If the payload is nested too deeply to separate its fields, the
+    whole payload is returned.
     """
     try:
         fields: dict[str, bytes] = _raw()(payload)
-    # The recursion limit includes the callers' frames, whose number is not the same as in `faults`.
+    # The recursion limit includes the frames of callers, of which there may be more here than in
+    # `faults`.
     except RecursionError:
         return payload.decode()
     found = [
@@ -229,15 +230,15 @@ _SPACE = b" \t\r\n"
 def _fast() -> Callable[[bytes], Any]:
     import msgspec
 
-    return msgspec.json.Decoder(float_hook=_number).decode  # floats are as in the exact reader
+    return msgspec.json.Decoder(float_hook=_number).decode  # same floats as in the exact reader
 
 
 def decode_strict(payload: bytes) -> dict[str, Any] | None:
     """Decode a payload that is certain to be strict JSON. Return None for any other payload.
 
-    The reader is strict, except that it accepts repeated names and returns the last value. Such
-    repetitions are detected by counting: every name in the payload is followed by a colon after a
-    quote, so if there are more of these than names in the object, a name may be repeated.
+    The reader is strict except for repeated names, of which it silently keeps the last value. To
+    detect them, the names in the payload are counted: a quote and a colon follow each name. If
+    there are more of these than names in the decoded object, a name may be repeated.
     """
     try:
         found = _fast()(payload)
@@ -267,7 +268,7 @@ def _names(found: dict[str, Any]) -> int:
 
 
 def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
-    """Decode a payload exactly. Return its object, and None or the reason why it is not valid."""
+    """Decode a payload exactly. Return its object, and the reason why it is not valid, or None."""
     try:
         found = _decoder.decode(payload.decode())
         if b"\\ud" in payload or b"\\uD" in payload:

@@ -1,7 +1,7 @@
 """Read topics as tables of archived entries and entries in Redis, each entry once.
 
-Spark reads entries up to the end of the Delta table from files, and later entries from the stream.
-Redis may trim archived entries at any time.
+Spark reads entries up to the end of the Delta table from files, and later entries from the stream,
+because Redis may trim archived entries at any time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 NO_ADDRESS = "redis://localhost"
 TIMEOUT = 10.0  # seconds that one round trip to Redis may take
 _SHOWS = re.compile(r"\s*show\s+(tables|views)\b", re.IGNORECASE)
-# Maps the prefix of a view to the kind of table that the view shows.
+# Maps the prefix of a view's name to the kind of table that the view shows.
 _DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}
 
 
 def read_cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFrame:
-    """Return the rows of a topic's table as it was when it was opened. No table means no rows."""
+    """Return the rows of a topic's table in its opened version, or no rows if there is no table."""
     from pyspark.sql import functions as f
 
     if table is None:
@@ -49,7 +49,7 @@ def read_cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> Da
 
 
 def read_files(spark: SparkSession, table: ArchiveTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return the rows of some files of a table, with all its columns."""
+    """Return the rows of these files of a table, with all its columns."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     schema = from_arrow_schema(arrow_columns(table))
@@ -93,10 +93,11 @@ def read_hot(
 def starting_offsets(
     options: Mapping[str, str], topic: str, table: ArchiveTable | None, *, fail: bool = True
 ) -> str:
-    """Return the option startingOffsets with which a read starts after the entries in a table.
+    """Return the option startingOffsets for a read that starts after the entries in a table.
 
-    The offsets include the counts of the table, because an ID alone does not show whether trimmed
-    entries were archived. Raises DataLossError if they were not, unless `fail` is False.
+    The offsets include the table's counts of entries, which show whether entries were trimmed
+    before they were archived. In that case, this raises DataLossError, or only logs the loss if
+    `fail` is False.
     """
     catalog = Catalog(read_options({**options, "subscribe": topic}, os.environ))
     facts = catalog.facts(catalog.places())
@@ -118,10 +119,10 @@ def topic_table(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """Return the entries of a topic, each of them once.
+    """Return the entries of a topic, each entry once.
 
     `tier` selects where they are read from: `all` for both the archive and Redis, `cold` for the
-    archive only, or `hot` for the entries that are not archived.
+    archive only, or `hot` for the entries in Redis that are not archived.
     """
     return read_tiers(spark, of_settings(settings), topic, archive, tier)
 
@@ -133,11 +134,11 @@ def read_tiers(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """Return the entries of a topic like `topic_table`, with given options of the data source.
+    """Return the entries of a topic as `topic_table` does, with these options of the data source.
 
     The table is opened before the streams are read, so entries that are archived in between are
-    read from Redis. If they are already trimmed, the table has grown, so it is opened again. Read
-    the result soon, because Redis may still trim some of its entries.
+    read from Redis. If they were already trimmed, the table has grown, so it is opened again. Use
+    the result soon, because Redis may trim entries that Spark has not read yet.
     """
     if tier not in ("all", "hot", "cold"):
         raise RequestRefusedError(f"tier must be all, hot or cold, not {tier}")
@@ -152,7 +153,7 @@ def read_tiers(
             raise RequestRefusedError("the tier cold requires an archive; pass archivePath")
         return read_hot(spark, options, topic, None)
     if tier == "cold":
-        # The options are checked as for other tiers, but no address is needed.
+        # The options are checked as for other tiers, but the address of Redis is not needed.
         chosen = read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {}).columns
         return _select_columns(read_cold(spark, topic, archive.table(topic)), chosen)
     given = read_options({**options, "subscribe": topic}, os.environ)
@@ -173,7 +174,7 @@ def read_tiers(
 
 
 def _select_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Select columns by their names, or all columns if there are no names.
+    """Select columns by their names, or all columns if no names are given.
 
     Raises ValueError for an unknown name.
     """
@@ -190,7 +191,7 @@ def dead_letter_table(spark: SparkSession, settings: config.Settings, topic: str
 def view_name(kind: str, name: str) -> str:
     """Return the name of a view, such as `topic_access` or `dlq_access`.
 
-    Characters that are not allowed in such a name become `_`.
+    Characters that a view's name must not contain become `_`.
     """
     return f"{kind}_" + re.sub(r"\W", "_", name)
 
@@ -216,8 +217,8 @@ def make_views(
     """Create the views that a query uses, and return their names.
 
     For SHOW TABLES and SHOW VIEWS, all views are created. If `stream` contains options, the views
-    are streams with these options. Raises RequestRefusedError if the query uses a name that stands
-    for two views.
+    are streams with these options. Raises RequestRefusedError if the query uses a name that two
+    views share.
     """
     from streamqd.spark.pipelines.overviews import OVERVIEWS
 
@@ -227,7 +228,7 @@ def make_views(
     for name, overview in OVERVIEWS.items() if stream is None else ():
         if name in words:
             overview(spark, settings, archive).createOrReplaceTempView(name)
-        elif every:  # the view is only listed, and is created when a statement uses it
+        elif every:  # listed only; a statement that uses the view creates it
             spark.createDataFrame([], "listed string").createOrReplaceTempView(name)
         if every or name in words:
             made[name] = name
@@ -256,7 +257,7 @@ def make_views(
 
 
 def _view_names(settings: config.Settings, archive: Archive | None) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the name of everything that has a view."""
+    """Yield the kind and the name of each topic or table that has a view."""
     for topic in _topic_names(settings):
         yield "topic", topic
         yield "dlq", topic
@@ -275,7 +276,7 @@ def _derived_table(
 
 
 def connect(settings: config.Settings) -> Connection:
-    """Open a connection to the Redis in the configuration."""
+    """Open a connection to the Redis server in the configuration."""
     redis = config.resolve_url(settings).redis
     return client.connect(redis, timeout=TIMEOUT, name="streamqd:pipeline")
 

@@ -2,7 +2,7 @@
 
 Entries do not pass through Java. The Python task that reads a range of a topic also writes its
 Parquet files, and returns a row for each file. If a task is repeated, it writes new files. The rows
-describe only the files of the attempt that Spark accepts, and no table lists the other files.
+describe only the files of the attempt that Spark accepts, so no table lists the other files.
 
 An offset of this stream is only the number of a batch. The start of a batch is read from the table,
 so no entry is archived twice or skipped, whatever the checkpoint contains.
@@ -33,8 +33,8 @@ from streamqd.spark.streams import Catalog, report_loss
 FORMAT = "streamq_files"
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
-# A row describes a file. If its path is null, the row contains either the position at which a task
-# stopped (`last`), or the plan of the batch (`planned`).
+# A row describes a file. In a row without a path, the other columns contain either the position at
+# which a task stopped (`last`) or the plan of the batch (`planned`).
 _DDL = (
     "path string, date string, partition int, rows bigint, size bigint, first string, last string,"
     " planned string"
@@ -44,8 +44,8 @@ _DDL = (
 def file_source(folder: Location, name: str) -> type[DataSource]:
     """Return a data source with this name, whose tasks write files of the table in `folder`.
 
-    The directory is stored in the class and not in an option. It may contain credentials, and Spark
-    shows options in plans and event logs.
+    The directory of the table is stored in the class and not in an option, because it may contain
+    credentials, and Spark shows options in plans and event logs.
     """
 
     class FileSource(DataSource):
@@ -68,9 +68,9 @@ def file_source(folder: Location, name: str) -> type[DataSource]:
 
 
 class PlanPartition(InputPartition):
-    """The input of the task that only returns the plan.
+    """The input of a task that only returns the plan of the batch.
 
-    Each batch has one such task, even if there are no entries.
+    Each batch has exactly one such task, even if there are no entries.
     """
 
     def __init__(self, planned: str) -> None:
@@ -79,7 +79,7 @@ class PlanPartition(InputPartition):
 
 
 class PartPartition(InputPartition):
-    """The input of a task that reads a span and writes its entries, up to the limit."""
+    """The input of a task that reads a span and writes its entries to files, up to a limit."""
 
     def __init__(self, span: Span, limit: int | None) -> None:
         super().__init__((tuple(span), limit))
@@ -88,7 +88,7 @@ class PartPartition(InputPartition):
 
 
 class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches that start after the table, until it has all entries present at the start."""
+    """Plans batches until the table contains all entries that existed when the query started."""
 
     def __init__(self, options: ReadOptions, folder: Location) -> None:
         self.options = options
@@ -105,7 +105,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {place: each.latest for place, each in self._facts().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
-        """Return the number of the next batch, or `start` if there are no more entries."""
+        """Return the number of the next batch. If there are no more entries, return `start`."""
         table = self._table()
         if not batches.incomplete_partitions(table.positions, self._target, self._facts()):
             return start
@@ -114,7 +114,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
         """Return the tasks of a batch.
 
-        Raises DataLossError if entries are lost, unless the options allow it.
+        Raises DataLossError if entries were lost, unless the options allow losses.
         """
         facts = self._facts()
         starts = batches.incomplete_partitions(self._table().positions, self._target, facts)
@@ -169,7 +169,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def parse_rows(found: Sequence[Row]) -> tuple[list[WrittenFile], Offsets]:
-    """Return the files of a batch and the positions at its end, from the rows of the batch."""
+    """Return the files of a batch and the positions that it reached, from the rows of its tasks."""
     files, ended, plans = [], [], []
     for row in found:
         if row["planned"] is not None:
