@@ -78,7 +78,7 @@ def test_doctor_finds_two_instances_of_one_name(doctor_case: DoctorCase) -> None
 def test_doctor_finds_a_duplicate_run_of_an_instance(doctor_case: DoctorCase) -> None:
     """The doctor finds a second run of an instance.
 
-    It publishes nothing under the name of the first run, which may only be starting.
+    The second run publishes nothing under the name of the first, which may still be starting.
     """
     doctor_case.heartbeat(started=doctor_case.ago(5) / 1000)
     doctor_case.publish(f"{INSTANCE}/duplicate", host="web-2", pid=9)

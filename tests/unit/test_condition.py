@@ -36,7 +36,7 @@ def test_condition_of_an_assignment_is_one_word(
 ) -> None:
     """The word combines the directives, the owner and the worker.
 
-    A running worker may not be ready yet.
+    A worker whose run takes long counts as running, not as ready.
     """
     found = condition(lease, worker, run, paused=orders == "paused", stopped=orders == "stopped")
     assert found == word
@@ -45,7 +45,7 @@ def test_condition_of_an_assignment_is_one_word(
 def test_group_condition_is_the_worst_of_its_assignments() -> None:
     """A group shows the worst word of its assignments.
 
-    If a later version uses a new word, it counts as unknown.
+    A word of a later version is unknown, but it is still ranked and shown.
     """
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
     ranked = sorted(words, key=severity_rank)
