@@ -296,7 +296,7 @@ def test_committed_task_runs_once_and_rolled_back_one_never(
 ) -> None:
     """A committed task runs once, and a rolled-back one never.
 
-    It travels from `manage.py` through the table, the relay and Redis to a worker.
+    A task travels from `manage.py` through the table, the relay and Redis to a worker.
     """
     project = new_project(databases_setting(shop_url))
     offer_outbox(worker, shop_url)

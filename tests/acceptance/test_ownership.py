@@ -288,12 +288,10 @@ LONGER = "5s"  # long enough for the second instance to publish several summarie
 
 @pytest.mark.fault("F32")
 def test_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
-    """A duplicate on another host exits.
+    """A duplicate on another host logs the host and pid of the first instance, and exits.
 
-    It logs the host and pid of the first instance and leaves its summary unchanged.
-
-    The test uses another state directory to simulate another host, because the two then share no
-    lock.
+    It does not replace the summary of the first instance. The test uses another state directory to
+    simulate another host, because the two then share no lock.
     """
     first = new_daemon(name="east", daemon={"instance": "same", "lease_ttl": LONGER})
     with first:

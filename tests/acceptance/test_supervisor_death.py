@@ -318,7 +318,7 @@ def test_messages_are_not_acknowledged_after_another_owner(
 def test_scoreboard_is_refused_after_an_emptied_redis(new_daemon: NewDaemon):
     """A scoreboard is refused if Redis has lost its data or is another server.
 
-    Its tokens are different then.
+    Redis then has other tokens than the scoreboard.
     """
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])

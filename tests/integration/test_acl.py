@@ -343,7 +343,7 @@ def test_max_backlog_needs_no_further_permissions(
 ) -> None:
     """A producer needs no further permissions for `max_backlog`.
 
-    Its script also reads the last entry if a group has a lag.
+    The script of a send also reads the last entry if a group has a lag.
     """
     ScriptLoader(new_link()).run()
     link.run(messages.ensure_group(keys, Assignment(topic, 0, "hits"), "0"))

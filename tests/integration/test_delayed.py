@@ -253,9 +253,9 @@ def test_commands_accept_the_uid_of_a_delayed_send(
 def test_delayed_cancel_all_asks_for_confirmation(
     run_delayed: Run, send: Callable[..., list[str]], run: Run
 ) -> None:
-    """The command asks first, because it is irreversible.
+    """`delayed cancel --all` asks first, because it is irreversible.
 
-    It has a dry run, and is in the audit log.
+    The command has a dry run, and is in the audit log.
     """
     send(*(delayed_message(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert run_delayed("cancel", "access", "--all", "--dry-run").stdout == (

@@ -105,10 +105,9 @@ def test_growth_without_groups_finishes_immediately(store: Store, harness_at: Ha
 
 
 def test_growth_does_not_wait_for_a_spark_query(store: Store, harness_at: HarnessAt) -> None:
-    """Growth does not wait for a Spark query.
+    """Growth does not wait for a Spark query, but shows its position.
 
-    It shows the query's position, because the query itself is responsible for the order of its
-    keys.
+    The query itself is responsible for the order of its keys.
     """
     for number in range(2):
         harness_at(number).add("1-0")

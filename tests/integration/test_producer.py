@@ -592,7 +592,7 @@ def test_send_chunks_schedules_many_messages(producer, link, keys):
 def test_producer_reconnects_in_a_forked_child(producer, link, keys, fork):
     """The producer reconnects even in a child of uWSGI.
 
-    It forks in C, and by default runs no fork hook of Python.
+    uWSGI forks in C, and by default runs no fork hook of Python.
     """
     producer.send("access", b"parent")
     pid = fork()

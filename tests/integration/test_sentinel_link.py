@@ -78,7 +78,7 @@ def test_sentinel_link_does_not_write_to_a_replica(
 ) -> None:
     """Nothing is written to a replica, even if the sentinels still name it.
 
-    Its connection is open and returns READONLY.
+    The replica's connection is open and returns READONLY.
     """
     master, replica = sentinels.servers
     link.execute("SET", "a", "1")
@@ -101,7 +101,7 @@ def test_start_warns_about_a_master_without_min_replicas(
 ) -> None:
     """The start warns about a master without min-replicas.
 
-    It would accept writes that a failover loses.
+    Such a master would accept writes that a failover loses.
     """
     settings = config.Settings()
     for replica in sentinels.servers[1:]:

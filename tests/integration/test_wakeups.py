@@ -66,7 +66,7 @@ def test_reads_of_other_clients_interrupt_the_poll_once(
 ):
     """Reads of other clients interrupt the poll only once.
 
-    It must not return each time because of entries that other consumers have already read.
+    The poll must not return each time because of entries that other consumers have already read.
     """
     harness = Harness(link, keys)
     harness.groups()
