@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ pytestmark = optional.need("starlette", "jinja2")
 import jinja2.nodes  # noqa: E402
 
 from streamqd import config  # noqa: E402
-from streamqd.console import formats  # noqa: E402
+from streamqd.console import formats, views  # noqa: E402
 from streamqd.console.access import Person, Role  # noqa: E402
 from streamqd.console.pages import Pages  # noqa: E402
 from streamqd.console.view import Visit  # noqa: E402
@@ -76,6 +78,23 @@ def test_links_of_templates_pass_every_parameter_of_the_path():
                 incomplete.add((template, called, name.value, *sorted(given)))
 
     assert incomplete == set()
+
+
+def test_sentences_of_views_contain_no_identifiers():
+    """Renaming a variable must not also rename a word in a sentence that a person reads."""
+    found = []
+    for path in sorted(Path(views.__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        texts = [each for each in ast.walk(tree) if isinstance(each, ast.Constant)]
+        found += [
+            f"{path.name}:{each.lineno} {word}"
+            for each in texts
+            if id(each) not in docs and isinstance(each.value, str) and " " in each.value
+            for word in re.findall(r"\b[a-z]+_[a-z_]+\b", each.value)
+        ]
+
+    assert found == []
 
 
 @pytest.mark.parametrize(

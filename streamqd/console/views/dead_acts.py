@@ -308,7 +308,7 @@ def preview_purge(visit: Visit) -> Preview:
         sentences.append(_describe_unexamined(found, "purge"))
     return Preview(
         sentences,
-        refusal="" if found.dead_letters or not found.complete else "No dead dead_letters match.",
+        refusal="" if found.dead_letters or not found.complete else "No dead letters match.",
         stated=_form_values(at, found.dead_letters, complete=found.complete),
     )
 
