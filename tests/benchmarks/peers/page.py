@@ -103,14 +103,14 @@ rows:
 - **Batch handlers** receive hundreds of jobs in one call, so compare a batch handler only with
   another batch handler.
 - **Handlers are `async`** in systems made for asyncio (arq, taskiq, streaq, FastStream), and plain
-  functions elsewhere. Because the handler of this benchmark does nothing, the figures show the cost
-  of each system itself. They do not show the gain from concurrency, which only a handler that waits
-  would have.
+  functions elsewhere. Because the handler of this benchmark does nothing, the figures show the
+  overhead of each system itself. They do not show the benefit of concurrency, because only handlers
+  that wait, for example for a database, benefit from it.
 - **huey and taskiq's list** remove a job as soon as they fetch it, and acknowledge nothing. This is
   cheaper, but a crash loses the job.
 - **All systems based on redis-py** use hiredis to parse replies.
-- **The server is Valkey**, so options that need a newer version of Redis are not used. An example
-  is the option of FastStream and streaq to claim entries with the command that reads.{chasquimq}
+- **The server is Valkey**, so options that need a newer version of Redis are not used. For example,
+  FastStream and streaq could otherwise claim entries with the command that reads them.{chasquimq}
 
 ## Versions
 
@@ -134,8 +134,8 @@ The figures are measured as follows:
 - **latency**: 600 jobs are sent at 200 per second to idle workers. The latency of a job is the time
   from just before the sending call to the first statement of the handler. If a system handles fewer
   than 200 jobs per second, a queue builds up, and the latency includes the wait in that queue.
-- **sent/s**: one process sends over one connection. *In bulk* uses the system's documented call for
-  many jobs. If it has no such call, the jobs are sent one by one.
+- **sent/s**: one process sends over one connection. *In bulk* means that it uses the call that the
+  system's documentation recommends for many jobs. If there is none, the jobs are sent one by one.
 - **PSS**: the memory after the backlog was handled, with shared pages counted in proportion. It is
   0 if the system forks a worker for each job, because these workers have already exited.
 - **first job**: the time from the start of the processes to the first handled job.
@@ -158,8 +158,8 @@ TUNINGS = """
 ## Settings of each system
 
 To make the comparison fair, each system is tuned only as its own documentation describes, except
-where the table names another source. Log lines for single jobs are off everywhere. Where a system
-offers it, jobs are acknowledged only after the handler.
+where the table names another source. Log lines for single jobs are disabled in all systems. If a
+system can acknowledge jobs after the handler instead of before it, it is configured to do so.
 
 {table}
 """
@@ -184,9 +184,11 @@ The columns contain the following values:
 
 - *The job*: the time until the job of the killed process ran again. In some systems, this job first
   moves to the end of the queue.
-- *Others never run*: the number of jobs that the killed process had fetched, and that never ran.
+- *Others never run*: the number of other jobs that never ran, because the killed process had
+  fetched them.
 - *All others done*: the time from the kill until the last of the other jobs had run.
 - *Run twice*: the number of other jobs that had already run and ran again.
+- *Its documentation*: what should happen to fetched jobs, according to the system's documentation.
 
 Each value comes from a single kill. The table therefore shows which systems recover in seconds and
 which in minutes, but small differences mean nothing. The figures of streamqd in [Recovery times and
