@@ -169,7 +169,8 @@ def metrics() -> str:
         "Metrics and health",
         "streamqd/metrics",
         """
-The housekeeper serves HTTP endpoints at the address `http.bind` (default `127.0.0.1:9464`).
+In each instance, the housekeeper process serves these HTTP endpoints at the address `http.bind`
+(default `127.0.0.1:9464`):
 
 | Path | Response |
 | --- | --- |
@@ -186,9 +187,9 @@ an instance is on standby.
 
 The `streamqd_instance` label contains the name of the instance. Most metrics without this label
 describe data in Redis. Every instance that reads the data reports the same value, so aggregate
-these metrics with `max`, such as `max by (topic, partition)`. The exceptions are the counters that
-mention *this instance* in their meaning. Each instance counts its own work there, so aggregate
-them with `sum`.
+these metrics with `max`, such as `max by (topic, partition)`. There is one exception: if *this
+instance* occurs in the meaning of a counter, each instance counts only its own work, so aggregate
+this counter with `sum`.
 
 When a supervisor restarts, the counters of its instance start again at 0. A crash of a worker does
 not reset them.

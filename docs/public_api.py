@@ -17,16 +17,37 @@ from streamqd import testing
 from streamqd.errors import StreamqdError
 
 _COLUMNS = 90  # width up to which a signature stays on one line
-_KINDS = ("Handlers", "Messages", "Producers", "Errors", "Other")
+_KINDS = {
+    "Handlers": """
+Declare a function as a handler with [`handler`](#handler). When it returns, its message is
+acknowledged, unless it returns another [`Result`](#result), or raises one of the exceptions in this
+section. The remaining classes configure retries and hooks.
+""",
+    "Messages": """
+A handler receives a [`Message`](#message), and a handler of dead letters also the details of the
+failure, as `Message.dead_letter`.
+""",
+    "Producers": """
+All producers have the same arguments of `send`. They differ in the time at which a message is
+written: `Producer.send` returns after the write, `AsyncProducer.send` does the same without
+blocking the event loop, and `BufferedProducer.send` returns at once, because a thread writes the
+message.
+""",
+    "Errors": """
+These are the errors that applications need most often. [Errors](errors.md) lists all of them.
+""",
+    "Other": "",
+}
 
 
 def parts() -> Iterator[str]:
     """Yield the parts of the page, in order."""
     public = {name: getattr(streamqd, name) for name in sorted(streamqd.__all__)}
-    for kind in _KINDS:
+    for kind, about in _KINDS.items():
         names = [name for name, thing in public.items() if _kind(thing) == kind]
-        if names:
-            yield f"## {kind}"
+        yield f"## {kind}"
+        if about:
+            yield about.strip()
         for name in names:
             yield from _described(name, public[name])
     yield "## Tests"

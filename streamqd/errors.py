@@ -46,7 +46,7 @@ class RedisUnavailableError(StreamqdError):
 class SilentConnectionError(RedisUnavailableError):
     """A connection is broken: Redis did not answer on it, but answered on a new one.
 
-    `sent` shows if the command may have run, as for `RedisUnavailableError`.
+    `sent` shows whether the command may have run, as for `RedisUnavailableError`.
     """
 
 

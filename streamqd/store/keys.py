@@ -193,8 +193,8 @@ class Keys:
 
     def fence(self, topic: str, partition: int, group: str) -> str:
         """HASH: fence of an assignment, which never expires. The fields token, epoch, owner and
-        since describe the owner, session its connection, and quarantine, mark and accused the
-        recovery after the loss of an owner.
+        since describe the owner. The field session identifies the owner's connection. The fields
+        quarantine, mark and accused control the recovery after the loss of an owner.
         """
         return f"{self.control}:fence:{{{topic}:p:{partition}}}:{group}"
 
@@ -207,15 +207,16 @@ class Keys:
         return f"{self.control}:retry:item:{{{topic}:p:{partition}}}:{group}"
 
     def attempts(self, topic: str, partition: int, group: str) -> str:
-        """HASH: counters of pending entries. Fields: `<place>:c` (number of crashes), `<place>:f`
-        (number of failures in place), `<place>:due` (time of the next run in place), `<place>:last`
-        (description of the last crash).
+        """HASH: counters of pending entries. Fields: `<place>:c` (number of crashes) and
+        `<place>:last` (description of the last crash). Messages that are retried without leaving
+        their stream (`on_error`) also have `<place>:f` (number of failures) and `<place>:due` (time
+        of the next run).
         """
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
 
     def epochs(self, topic: str, partition: int, group: str) -> str:
         """LIST: the last 40 changes of owner, each `unix-ms event epoch owner other`. `other` is
-        the reason of a release, or the owner that was lost.
+        the reason for a release, or the owner that was lost.
         """
         return f"{self.control}:epochs:{{{topic}:p:{partition}}}:{group}"
 
