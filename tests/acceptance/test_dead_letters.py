@@ -1,4 +1,4 @@
-"""An operator gets from the causes of last night's dead letters to a safe replay."""
+"""An operator finds the causes of last night's dead letters and replays them safely."""
 
 from __future__ import annotations
 

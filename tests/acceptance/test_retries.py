@@ -1,4 +1,4 @@
-"""Failed messages are retried with growing delays, by their own group only, until done or dead."""
+"""Failed messages are retried with growing delays, and only by the group in which they failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals reload, pause and dump a busy daemon, whose processes have titles."""
+"""Signals reload, pause and dump a busy daemon. Each process has its role in its title."""
 
 from __future__ import annotations
 

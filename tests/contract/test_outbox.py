@@ -1,5 +1,6 @@
-"""outbox_acquire, outbox_renew and outbox_release allow one relay. outbox_fence and outbox_publish
-write each row once.
+"""outbox_acquire, outbox_renew and outbox_release allow only one relay at a time.
+
+outbox_fence and outbox_publish write each row once.
 """
 
 from __future__ import annotations

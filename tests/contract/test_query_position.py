@@ -1,4 +1,4 @@
-"""query_position stores the position of a Spark query, which retains the entries after it."""
+"""query_position: the position of a Spark query, and the entries that it retains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""stream_step returns the ID that lies a number of entries further on."""
+"""stream_step: the ID of the entry that is reached after a number of entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library function for replays covers targets, remaining dead letters, and every interruption.
+"""Dead letters can be replayed from Python, with any target and despite every interruption.
 
 The dead letters are real ones, which the daemon's scripts wrote.
 """

@@ -1,4 +1,4 @@
-"""`source = "dlq"` configures a consumer of dead letters, which gets messages of its own kind."""
+"""`source = "dlq"`: the configuration of a consumer of dead letters, and the messages it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The assignments of a leaving instance go to takers, or have none."""
+"""If an instance leaves, others take over its assignments, except those that none can take."""
 
 from __future__ import annotations
 

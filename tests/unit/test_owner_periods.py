@@ -1,4 +1,4 @@
-"""The last owners of an assignment are derived from the recorded changes. Pure."""
+"""The last owners of an assignment are derived from the recorded changes. No server."""
 
 from __future__ import annotations
 

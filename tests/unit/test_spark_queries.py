@@ -1,4 +1,4 @@
-"""A sentence gives the reason for a failure of Spark."""
+"""A failure of Spark is reported in one sentence that contains the reason."""
 
 from __future__ import annotations
 
