@@ -33,7 +33,7 @@ class ArchiveStore:
 
     @property
     def pairs(self) -> dict[str, str]:
-        """The options as a dict from name, in lower case, to value."""
+        """The options as a dict, with their names in lower case."""
         found: dict[str, Any] = json.loads(self.options)
         return {name.lower(): _text(value) for name, value in found.items()}
 

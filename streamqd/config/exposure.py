@@ -40,7 +40,7 @@ def _check_plain(redis: Redis, problems: Problems) -> None:
 
 
 def _plain_hosts(url: str) -> list[str]:
-    """Return the hosts with which a URL connects without TLS."""
+    """Return the hosts to which a URL connects without TLS."""
     try:
         found = topology.parse(url)
     except ValueError:

@@ -388,7 +388,7 @@ def _with_declared(
     declared: Sequence[tuple[wording.Path, Schedule]],
     problems: Problems,
 ) -> tuple[Schedule, ...]:
-    """Return the schedules of the file, and those declared schedules that have other names."""
+    """Return the file's schedules, and those that are declared in code under other names."""
     named = {each.name for each in stated}
     added = [(path, each) for path, each in declared if each.name not in named]
     check_schedules(tuple(each for _, each in added), [path for path, _ in added], problems)

@@ -134,7 +134,7 @@ class OutboxSettings:
         return split(self.url(environ))[0]
 
     def fault(self, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the reason why this process cannot open the database as one sentence, or ''."""
+        """Return one sentence about why this process cannot open the database, or '' if it can."""
         for of, read in (("database", self.url), ("password_file", self.password)):
             try:
                 read(environ)

@@ -130,7 +130,7 @@ class Reclaimer:
         return ("XPENDING", walk.key, walk.assignment.group, after, "+", PAGE, walk.name)
 
     def _record_reply(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
-        """Set the flag if a page contains an idle entry, or else continue with the next page."""
+        """Set the flag if a page has an idle entry. Otherwise, continue with the next page."""
         del self._walks[walk]
         idle_ms = round(self._idle[walk.assignment.topic, walk.assignment.group] * 1000)
         if any(row[2] >= idle_ms for row in rows):

@@ -62,7 +62,7 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The decision to start the worker in `after` seconds, which are 0 for an immediate start."""
+    """The decision to start the worker in `after` seconds, or immediately if `after` is 0."""
 
     after: float
 

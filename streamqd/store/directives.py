@@ -101,7 +101,7 @@ class Directives:
         return max(some, key=lambda order: order.at_unix_ms, default=None)
 
     def find_reload_unix_ms(self, instance: str) -> int:
-        """Return the time of `find_reload` (unix ms), or 0 if there is no reload."""
+        """Return the time of the directive from `find_reload` (unix ms), or 0 if there is none."""
         found = self.find_reload(instance)
         return found.at_unix_ms if found else 0
 

@@ -288,7 +288,7 @@ def _read(
 
 
 def _parse_measured(raw: Any) -> list[tuple[tuple[str, str], int]]:
-    """Return the topic and group, and the number of their partitions that were measured."""
+    """Parse an item of `measured`: a topic, a group, and how many partitions were measured."""
     if not isinstance(raw, list) or len(raw) != 3 or not _are_names(*raw[:2]):
         raise ValueError
     if not _is_count(raw[2], PARTITIONS_MAX):

@@ -30,7 +30,7 @@ def check_valid(
 
 
 def check_valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError:
-    """Return an answer, unless it is a ContractError, which is raised."""
+    """Return an answer, or raise it if it is a ContractError."""
     if isinstance(answer, ContractError):
         raise answer
     return answer

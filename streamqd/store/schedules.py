@@ -34,7 +34,7 @@ _TEXTS_MAX = 128 << 10
 
 
 class DueSchedule(NamedTuple):
-    """A schedule that is due. `hash` is that of its specification, or '' if it has none."""
+    """A schedule that is due. `hash` is the hash of its specification, or '' if it has none."""
 
     name: bytes
     due_unix_ms: int

@@ -120,7 +120,7 @@ def end(keys: Keys, query: str, batch: int, ttl: float) -> Call:
 
 
 def write_plan(plan: Plan) -> str:
-    """Return a plan as JSON, the form in which the record of a query contains it."""
+    """Return a plan as JSON, in the form that the record of a query stores."""
     return json.dumps(plan, separators=(",", ":"))
 
 

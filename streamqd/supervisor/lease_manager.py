@@ -336,7 +336,7 @@ class LeaseManager:
         return self.view if fresh else None
 
     def wake_fleet(self) -> None:
-        """Wake the other instances at one of the next ticks, because of a change."""
+        """Wake the other instances at one of the next ticks, so that they notice a change early."""
         self._wake_ups.append(self.membership.wake_command())
 
     def _on_heartbeat(self, reply: Reply | RedisResponseError | ContractError) -> None:

@@ -522,7 +522,7 @@ class AssignmentState:
 
     @property
     def stop_reason(self) -> str:
-        """The reason for the command to stop the worker, or '' if there was none."""
+        """The reason why the worker was commanded to stop, or '' if it was not."""
         return self.worker.stop_reason if self.worker is not None else ""
 
     @property
@@ -542,7 +542,7 @@ class AssignmentState:
 
     @property
     def housekeeping(self) -> tuple[int, int]:
-        """The number of the housekeeper's reclaim requests and of missed polls. Source: slot."""
+        """The numbers of the housekeeper's reclaim requests and missed polls. Source: slot."""
         return self.slot.reclaim_requested, self.slot.poll.missed
 
     @property

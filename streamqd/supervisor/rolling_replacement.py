@@ -171,7 +171,7 @@ class RollingReplacement:
 
     @property
     def progress(self) -> RollProgress:
-        """The state of the roll."""
+        """The progress of the roll that is running."""
         assignment, current = self._rolling, self._current
         if assignment is None:
             return RollProgress(None, "", len(self._roll))

@@ -65,11 +65,11 @@ class RunningWorker:
         self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
 
     def seconds_ready(self, now: float) -> float:
-        """Return the seconds since the process became ready, 0 before that."""
+        """Return the seconds since the process became ready, or 0 if it is not ready yet."""
         return now - self.ready_at if self.ready_at else 0.0
 
     def pace(self, now: float) -> float:
-        """Return the messages per second that the process has finished, 0 before the first."""
+        """Return how many messages per second the process has finished so far."""
         settled = self._settled_since_start()
         return settled / max(0.001, self.seconds_ready(now)) if settled else 0.0
 

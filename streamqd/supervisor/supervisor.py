@@ -235,7 +235,7 @@ class Supervisor:
         return Observation(now, moves, exceeded.actions)
 
     def _rebalance(self, now: float) -> list[Action]:
-        """Return the actions that follow from a new view of the fleet, none without a new view."""
+        """Return the actions that follow from a new view of the fleet, or [] if there is none."""
         view = self.leases.take_view()
         if view is None:
             return []

@@ -115,7 +115,7 @@ class Watcher:
         self.watch(watched.sources, watched.since_unix_ns)
 
     def watch(self, sources: Iterable[str], since_unix_ns: int) -> None:
-        """Watch the directories of these files too, which were read after `since_unix_ns`."""
+        """Watch the directories of these files too. The files were read after `since_unix_ns`."""
         new = {str(Path(source).parent) for source in sources} - self._folders
         self._folders |= new
         if self.child is not None and new:

@@ -360,7 +360,7 @@ class WorkerPool:
                 self._relays[name] = self._relay(outbox)
 
     def _relay_settings(self, outbox: OutboxSettings) -> tuple[object, ...]:
-        """Return the settings on which an outbox's relay depends."""
+        """Return the settings that require a new relay for the outbox if they change."""
         settings = self.settings
         return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
 

@@ -73,7 +73,7 @@ class FetchedEntry:
 
     @property
     def crash_count(self) -> int:
-        """The number of crashes charged to the message so far, also at its earlier places."""
+        """The number of crashes charged to the message so far, including at its earlier places."""
         return self.crashes + self.message.crash_count
 
     def restore(self) -> None:

@@ -226,7 +226,7 @@ class EventLoop:
         self._loop.stop()
 
     def record_turns(self, slot: WorkerSlot | None) -> None:
-        """Start to publish the loop's heartbeat in a worker's slot. None stops it."""
+        """Start to publish the loop's heartbeat in a worker's slot, or stop if `slot` is None."""
         if self._heartbeat is not None:
             self._heartbeat.close()
         self._heartbeat = (

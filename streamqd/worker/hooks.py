@@ -80,7 +80,7 @@ class Hooks:
         return self.loop.interrupt_waited
 
     def show_loop(self, slot: WorkerSlot | None) -> None:
-        """Publish the heartbeat of the event loop, if there is one, in a slot. None stops it."""
+        """Publish the event loop's heartbeat, if there is a loop, in `slot`. Stop if it is None."""
         if self.loop is not None:
             self.loop.record_turns(slot)
 

@@ -407,7 +407,7 @@ class Verdicts:
 
 
 def _trace_fields(span: str) -> dict[str, str]:
-    """Return the log fields of a span, which is a traceparent, or no fields for ''."""
+    """Return the log fields for a span (a traceparent), or no fields if it is ''."""
     if not span:
         return {}
     _, trace_id, span_id, _ = span.split("-")
