@@ -111,8 +111,8 @@ The invariants are:
 4. Once an edit has replaced a specification, nothing is sent for the old one.
 5. In every final state, each past tick was either sent, or skipped because of `misfire` or an edit.
 
-The model leaves out schedules that move to another partition, are removed, lose the instance that
-declares them, or overlap with their previous run. The kill points of
+The model does not cover a schedule that moves to another partition, is removed, loses the instance
+that declared it, or overlaps with its previous run. The kill points of
 `tests/acceptance/test_schedules.py` and the contract tests cover these cases.
 
 ## Outboxes

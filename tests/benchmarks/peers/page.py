@@ -75,9 +75,9 @@ nothing except count jobs.
 
 The figures on this page are from {rounds} rounds on {date}, on {cores} cores ({cpu}) with Python
 {python} and {server}. Each figure is the median of all rounds, with the lowest and the highest
-round in parentheses. Because producer, workers and server share the cores of one machine, the
-absolute figures do not apply to other setups. Compare ratios instead, and treat two systems with
-overlapping ranges as equal.{unmeasured}
+round in parentheses. Because the producer, the workers and the server share the cores of one
+machine, the absolute figures do not carry over to other setups. Compare ratios instead, and treat
+two systems with overlapping ranges as equal.{unmeasured}
 
 ![Jobs handled per second, logarithmic, with the spread](benchmarks/handled.svg)
 
