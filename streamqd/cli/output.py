@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,8 +17,11 @@ from streamqd.errors import RequestRefusedError
 from streamqd.words import HIDING_JOINERS, INVISIBLE, age
 
 if TYPE_CHECKING:  # the daemon does not need these modules, and should start quickly
+    from streamqd.admin.assignments import AssignmentRow
     from streamqd.admin.messages import MessagePage
     from streamqd.admin.reading import Unreadable
+
+Row = TypeVar("Row")
 
 WIDTH = 80  # width in columns if the size of the terminal is unknown
 NO_MATCH = "nothing matches"
@@ -136,7 +139,7 @@ def table(
 
 
 def listing(
-    headings: str, rows: Sequence[Any], *, last_below: bool = False, **cells: Callable[[Any], Any]
+    headings: str, rows: Sequence[Row], *, last_below: bool = False, **cells: Callable[[Row], Any]
 ) -> None:
     """Print a table with one row for each object.
 
@@ -184,12 +187,12 @@ def at_least(number: int, exact: bool) -> str:
     return f"{number:,}{'' if exact else '+'}"
 
 
-def owner(row: Any) -> str:
+def owner(row: AssignmentRow) -> str:
     """Return the owner of a row for a table cell, with a mark if its lease has expired."""
     return f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-"
 
 
-def epoch(row: Any) -> str | None:
+def epoch(row: AssignmentRow) -> str | None:
     """Return the epoch of the owner without commas, or None if there was never an owner."""
     return str(row.epoch) if row.epoch else None
 
