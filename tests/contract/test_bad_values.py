@@ -43,7 +43,7 @@ def test_invalid_epoch_is_reported_with_key_and_field(harness: Harness, epoch: s
 
 
 def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
-    """A reset repairs the epoch even if it takes several calls, because it writes a new one."""
+    """A reset that takes several calls writes a new epoch, so it repairs an invalid one."""
     harness.pending("1-0", "2-0")
     harness.do("HSET", harness.fence, "epoch", "zzz")
     call = groups.reset(

@@ -202,7 +202,7 @@ def test_message_allocations_are_reported(
 
 @pytest.fixture
 def producer_as_user(server: Server, link: Connection, store: Store) -> config.Settings:
-    """Return a producer that has only a producer's permissions, its server and a topic."""
+    """Create a topic, and return settings that have only a producer's permissions."""
     topics.create(store, "access", config.Topic(partitions=4))
     ScriptLoader(link).run()  # producers may run scripts, but not load them
     return config.Settings(redis=users.settings_as(server.settings, "producer-scripts"))

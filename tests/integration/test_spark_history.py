@@ -319,9 +319,9 @@ def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_p
 def test_dead_letters_are_committed_in_portions(
     case: HistoryCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dead letters are committed in portions.
+    """Dead letters are committed in portions, so a kill loses only those not committed yet.
 
-    A portion may end within a partition, so that a kill loses only uncommitted ones.
+    A portion may end within a partition.
     """
     monkeypatch.setattr(dead_letters, "PORTION_ROWS", 1)
     monkeypatch.setattr(reader, "BATCH_ROWS", 1)

@@ -160,7 +160,7 @@ def exposed_metrics() -> dict[str, set[str]]:
 
 
 def alert_expressions() -> dict[str, str]:
-    """Return the expression of each alert as text, because only promtool can parse the file."""
+    """Return the expression of each alert as text. Only promtool parses the file as a whole."""
     found = {}
     for block in ALERTS.read_text().split("- alert: ")[1:]:
         name = block.split("\n", 1)[0]

@@ -474,9 +474,9 @@ def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
 
 
 def test_unbuffered_python_writes_each_print_immediately() -> None:
-    """Each print is written immediately, because the systemd unit sets PYTHONUNBUFFERED=1.
+    """An unbuffered Python writes each print immediately.
 
-    `os._exit` would drop the text in a buffer.
+    `os._exit` would drop the text in a buffer. The systemd unit therefore sets PYTHONUNBUFFERED=1.
     """
     code = "import os; from streamqd import process; process._tolerate_closed_output();"
     code += " print('now'); os._exit(0)"

@@ -164,7 +164,7 @@ def test_stop_is_repeated_until_the_worker_receives_it() -> None:
 def test_reload_dismisses_the_old_standby_of_an_exited_worker() -> None:
     """The old standby is dismissed.
 
-    It would be adopted otherwise, because the roll skips a partition without a worker.
+    It would be adopted otherwise, and the roll skips a partition without a worker.
     """
     fleet = Fleet()
     fleet.replacement.request(ASSIGNMENTS[0], "max_rss")

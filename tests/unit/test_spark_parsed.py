@@ -227,10 +227,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
 
 
 def test_field_names_that_differ_in_case_are_reported(tmp_path: Path) -> None:
-    """Names that differ only in case are reported together.
-
-    One warning for each of thousands of such names would fill the memory.
-    """
+    """Each column with such names is reported once. Thousands of warnings would fill the memory."""
     kind = StructType().add("amount", LongType()).add("id", LongType())
     place = location(tmp_path)
     columns = pa.schema([*parsed_columns(), *table_columns(kind)]).remove(0)
