@@ -10,7 +10,7 @@ class DeadLetterRateMemory(NamedTuple):
     """The state of the count, which the next worker of a partition takes over."""
 
     dead_letter_count: int = 0  # number of dead letters in the window
-    since: float = 0.0  # time of the oldest of these
+    since: float = 0.0  # time of the oldest of these dead letters
     settled: int = 0  # number of messages that were settled by that time
 
 

@@ -22,7 +22,7 @@ def fingerprint(error_type: str, frame: str, handler: str) -> str:
     """Return the fingerprint of a failure. The command `dlq stats` groups dead letters by it.
 
     `error_type` is the class of the exception with its module, or the way in which the process
-    died. `frame` is the result of `innermost_frame`, `file:function` or ''. `handler` is
+    died. `frame` is `file:function`, as `innermost_frame` returns it, or ''. `handler` is
     `module:function`.
     """
     raw = f"{error_type}|{frame}|{handler}"

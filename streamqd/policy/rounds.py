@@ -53,6 +53,6 @@ def next_round(largest: Sequence[int]) -> int:
     for count, each in enumerate(largest):
         most = min(most, each)
         if count >= most:
-            # With this suspect, the round would be too large for it or for another one.
+            # With this suspect, the round would be too large, for it or for one of the others.
             return count
     return len(largest)

@@ -131,7 +131,7 @@ class Connection:
             except RedisUnavailableError as error:
                 if len(missing) == len(calls):
                     raise
-                again = [error] * len(missing)  # the other calls have already run
+                again = [error] * len(missing)  # the other calls have run, so keep their replies
             for index, raw in zip(missing, again, strict=True):
                 raws[index] = raw
         return [_answer(call, raw) for call, raw in zip(calls, raws, strict=True)]

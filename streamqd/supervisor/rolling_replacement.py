@@ -37,7 +37,7 @@ from streamqd.supervisor.plan import (
 
 LEAVING = ("drain", "shed", "lost")
 IDLE_PATIENCE_SECONDS = 10.0  # longest wait of a standby for the worker to reach `max_messages`
-DISMISSED_MAX = 4  # number of exiting processes from which no further replacement starts
+DISMISSED_MAX = 4  # no replacement starts while this many dismissed processes are exiting
 # Time limit for the exit of a quiet worker, after which its partition continues without it.
 QUIET_SECONDS = 1.0
 
