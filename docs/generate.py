@@ -571,11 +571,12 @@ def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
 
 
 def _help_text(text: str) -> str:
-    """Return the help of a command. Indented lines become blocks of commands."""
+    """Return the help of a command. Indented lines outside lists become blocks of commands."""
     lines: list[str] = []
-    inside = False
+    inside = item = False
     for line in text.replace("\b", "").rstrip().splitlines():
-        if line.startswith("  ") != inside:
+        item = line.startswith("- ") or (item and line.startswith("  "))
+        if (line.startswith("  ") and not item) != inside:
             inside = not inside
             lines += ["", "```sh"] if inside else ["```", ""]
         lines.append(line[2:] if inside else _values_as_code(line))

@@ -160,10 +160,14 @@ def _finding(found: Finding) -> None:
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
     """Show why messages of TOPIC are still in memory.
 
-    NEEDED BY is the group (or @archive) that still needs messages that retention would otherwise
-    trim. It is `retention` if only the retention limits keep messages. NEEDED is the number of
-    messages from the oldest needed message on, and SINCE is the age of that message. The exit code
-    is 1 if there is a problem.
+    The exit code is 1 if there is a problem. These are the columns:
+
+    \b
+    - NEEDED BY: group that still needs messages that would otherwise be trimmed.
+      `@archive` means that the messages are not archived yet, and `retention`
+      that the limits of the retention keep them.
+    - NEEDED: number of messages from the oldest needed message on.
+    - SINCE: age of the oldest needed message.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.message_groups(topic)

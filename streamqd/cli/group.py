@@ -37,9 +37,13 @@ def group() -> None:
 def list_(session: Session, *, topic: str | None) -> CommandResult:
     """Show the groups of one topic, or of all topics.
 
-    LAG counts unread messages, PENDING counts messages delivered but not acknowledged, and RETRIES
-    counts messages that wait for their next attempt. A `+` after a number means at least that many.
-    OLDEST is the age of the oldest unread or pending message.
+    A `+` after a number means at least that many. These are the columns:
+
+    \b
+    - LAG: unread messages.
+    - PENDING: messages that were delivered but not acknowledged.
+    - RETRIES: messages that wait for their next attempt.
+    - OLDEST: age of the oldest unread or pending message.
     """
     rows = groups.list_groups(session.store, topic)
     now = server_unix_ms(session.link)
@@ -70,10 +74,14 @@ def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
 def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     """Show one group, partition by partition.
 
-    POSITION is the ID of the last delivered message. `start` means that no message was delivered
-    yet, and `before ID` means that an operator set the position. LAG is the number of messages
-    after the position. A `+` after a number means at least that many. OLDEST UNREAD and OLDEST
-    PENDING are the ages of the oldest unread and the oldest pending message.
+    A `+` after a number means at least that many. These are the columns:
+
+    \b
+    - POSITION: ID of the last delivered message. `start` means that no message
+      was delivered yet, and `before ID` that an operator set the position.
+    - LAG: messages after the position.
+    - OLDEST UNREAD: age of the oldest unread message.
+    - OLDEST PENDING: age of the oldest pending message.
     """
     detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))
@@ -146,9 +154,13 @@ def reset(
     group, so run `streamqd group stop` first. With --force, the owner loses the partition, and its
     worker can no longer record results. --dry-run works at any time.
 
-    BEFORE and NOW are the old and the new position, as the ID of the last message that was read.
-    `start` means that no message was read, `end` that all messages were read, and `before ID` that
-    all messages before this ID were read.
+    The columns BEFORE and NOW contain the old and the new position, each as the ID of the last
+    message that counts as read, or as one of these values:
+
+    \b
+    - start: no message counts as read.
+    - end: all messages count as read.
+    - before ID: all messages before this ID count as read.
 
     \b
     Example:

@@ -58,12 +58,21 @@ def scale(
 ) -> CommandResult | int:
     """Show each group's backlog and how many workers it can use.
 
-    WANTED is the number of workers that the group can use: one for each partition with a backlog,
-    but at most one for each --target messages. It is 0 for a paused or stopped group. The command
-    reads all numbers from Redis, so it works even if no instance is running. With --bind, it serves
-    them over HTTP, so that an autoscaler can start instances when there is a backlog, and stop all
-    of them when there is none. The settings http.token_file, http.hosts and http.allow_public apply
-    to that address.
+    The command reads all numbers from Redis, so it works even if no instance is running. With
+    --bind, it serves them over HTTP, so that an autoscaler can start instances when there is a
+    backlog, and stop all of them when there is none. The settings http.token_file, http.hosts and
+    http.allow_public apply to that address.
+
+    These are the columns:
+
+    \b
+    - BACKLOG: unread messages, messages in flight and due messages.
+      A `+` after the number means at least that many.
+    - DUE: retries, delayed sends and schedules that are due within --within.
+    - BUSY: partitions with pending messages.
+    - WANTED: number of workers that the group can use, which is one for each
+      partition with a backlog, but at most one for each --target messages.
+      It is 0 for a paused or stopped group.
 
     \b
     Examples:

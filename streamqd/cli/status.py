@@ -33,12 +33,19 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
     """Show instances, groups and problems.
 
     With TOPIC, the command shows the groups and partitions of this topic. The row of a group
-    contains the totals of its partitions. STATE is the most severe state of its partitions, with
-    the number of partitions in this state. `running 12s` means that one message has been running
-    for 12 seconds. MSG/S is an average of about the last 10 seconds. DLQ is the number of the
-    group's dead letters, or `-` if they were not counted. LAG, PENDING, RETRIES and OLDEST have the
-    same meaning as in `streamqd partitions`. HEARTBEAT is the age of an instance's last heartbeat,
-    and UPTIME is the time since the instance started.
+    contains the totals of its partitions. These are the columns:
+
+    \b
+    - MSG/S: messages per second, as an average of about the last 10 seconds.
+    - LAG: unread messages.
+    - PENDING: messages that were delivered but not acknowledged.
+    - RETRIES: messages that wait for their next attempt.
+    - DLQ: dead letters of the group, or `-` if they were not counted.
+    - OLDEST: age of the oldest unread or pending message.
+    - STATE: most severe state of the partitions, and how many are in this state.
+      `running 12s` means that one message has been running for 12 seconds.
+    - HEARTBEAT: age of the last heartbeat of an instance.
+    - UPTIME: time since an instance started.
 
     \b
     Examples:
@@ -234,9 +241,13 @@ def partitions(
 ) -> CommandResult:
     """Show the owner, lag and pending messages of each partition.
 
-    There is a row for each partition and group. LAG counts unread messages, PENDING counts messages
-    delivered but not acknowledged, and RETRIES counts messages that wait for their next attempt.
-    OLDEST is the age of the oldest unread or pending message.
+    There is a row for each partition and group, with these columns:
+
+    \b
+    - LAG: unread messages.
+    - PENDING: messages that were delivered but not acknowledged.
+    - RETRIES: messages that wait for their next attempt.
+    - OLDEST: age of the oldest unread or pending message.
     """
     if partition is not None and topic is None:
         raise click.UsageError("--partition requires TOPIC")

@@ -50,8 +50,8 @@ def trim(
     """Remove the oldest entries that are no longer needed.
 
     Without a limit option, the topic's retention applies. Entries that a group has not acknowledged
-    are kept, and so are unarchived entries with archive = "required". NEEDED BY shows the group (or
-    @archive) that needs the oldest of these entries, and for how long.
+    are kept, and so are unarchived entries with archive = "required". The column NEEDED BY contains
+    the group (or @archive) that needs the oldest of these entries, and for how long.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.message_groups(topic)
