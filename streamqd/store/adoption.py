@@ -41,5 +41,5 @@ class Adopted(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Adopted:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         return cls(reply.values[0].decode(), int(reply.values[1]))

@@ -69,7 +69,7 @@ class Marked(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Marked:
-        """Parse the reply OK of `mark`. The age is 0 if the clock was set back since the mark."""
+        """Parse an OK reply to `mark`. The age is 0 if the clock was set back since the mark."""
         target, age = reply.values
         age_ms = untrusted.integer(age, "a mark of a move", low=-untrusted.INTEGER_MAX)
         return cls(untrusted.label(target), max(0, age_ms) / 1000)
@@ -118,7 +118,7 @@ class PurgeReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> PurgeReply:
-        """Parse the reply OK of `purge` or `purge_before`."""
+        """Parse an OK reply to `purge` or `purge_before`."""
         removed, more, unarchived = reply.values
         return cls(int(removed), bool(more), int(unarchived))
 

@@ -224,5 +224,5 @@ class DirectiveChange(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> DirectiveChange:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         return cls(int(reply.values[0]), int(reply.values[1]))

@@ -68,7 +68,7 @@ class ResetResult(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> ResetResult:
-        """Parse the reply OK or MORE."""
+        """Parse an OK or MORE reply."""
         before, after, *counts = reply.values
         return cls(before.decode(), after.decode(), *map(int, counts))
 

@@ -33,7 +33,7 @@ class Growth(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Growth:
-        """Parse the reply OK of `begin`. Raises InvalidValueError."""
+        """Parse an OK reply to `begin`. Raises InvalidValueError."""
         token, before, phase, barriers = reply.values
         return cls(
             untrusted.label(token),

@@ -110,7 +110,7 @@ class Acquired(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Acquired:
-        """Parse the reply OK or MINE.
+        """Parse an OK or MINE reply.
 
         MINE is the reply if the call was already executed. The repetition charges no entry again.
         """
@@ -124,7 +124,7 @@ class Acquired(NamedTuple):
 
 
 def parse_epoch(reply: Reply) -> int:
-    """Return the epoch from the reply OK or MINE to `acquire`, or from the reply OK to `refence`.
+    """Return the epoch from an OK or MINE reply to `acquire`, or from an OK reply to `refence`.
 
     Raises ContractError if it is not a valid number. The scripts never return an invalid epoch.
     """
@@ -151,7 +151,7 @@ class LeaseView(NamedTuple):
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
         """Parse the replies to the commands of `view_commands`.
 
-        `key` is the key of the fence, for errors. Raises InvalidValueError.
+        `key` is the key of the fence, which errors mention. Raises InvalidValueError.
         """
         token, epoch, owner, since, quarantine = fence
         return cls(

@@ -91,7 +91,7 @@ class HeartbeatReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> HeartbeatReply:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         now, rows, directives = reply.values
         return cls(untrusted.integer(now, "TIME"), [_heartbeat(*row) for row in rows], directives)
 
@@ -173,7 +173,7 @@ def process_fields(heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def parse_duplicate(reply: Reply) -> Heartbeat:
-    """Parse the reply DUPLICATE, which describes the other run with the same name."""
+    """Parse a DUPLICATE reply, which describes the other run with the same name."""
     return _heartbeat(b"", *reply.values)
 
 

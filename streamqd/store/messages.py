@@ -134,7 +134,7 @@ class PendingEntry(NamedTuple):
         """Parse an entry of a reply to `recover`.
 
         An invalid counter is read as 0, and its error is returned along with the entry. `key` is
-        the key of the counters, for these errors.
+        the key of the counters, which this error mentions.
         """
         id_, fields, crashes, failures, context, wait_ms = entry
         place = untrusted.label(entry_place(id_, retried=retried))
@@ -178,7 +178,7 @@ class Recovered(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
-        """Parse the reply OK. `key` is the key of the counters, for errors."""
+        """Parse an OK reply. Errors mention `key`, the key of the counters."""
         quarantine, last_main, last_retry, main, retry, more_main, more_retry, accused = (
             reply.values
         )
@@ -263,7 +263,7 @@ class Reclaimed(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Reclaimed:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         entries, missing_entries, after = reply.values
         return cls(
             [(entry[0], entry[1]) for entry in entries],
@@ -370,7 +370,7 @@ class SettledReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> SettledReply:
-        """Parse the reply OK of `retry` or `dead`."""
+        """Parse an OK reply to `retry` or `dead`."""
         words = [untrusted.label(word) for word in reply.values[0]]
         tail = reply.values[1]
         if isinstance(tail, list):
@@ -420,7 +420,7 @@ class Promoted(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Promoted:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         moved, orphans, due, unreadable, more = reply.values
         return cls(moved, orphans, parse_due_time(due), unreadable, bool(more))
 
@@ -447,7 +447,7 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Snapshot | None:
-        """Parse the reply OK. Return None if the group does not exist."""
+        """Parse an OK reply. Return None if the group does not exist."""
         return cls(*reply.values) if reply.word == "OK" else None
 
 

@@ -160,7 +160,7 @@ class Published(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Published:
-        """Parse the reply OK or FULL."""
+        """Parse an OK or FULL reply."""
         if reply.word == "FULL":
             return cls(0, 0, None, full=True)
         settled, written, rest = reply.values

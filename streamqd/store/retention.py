@@ -96,7 +96,7 @@ class Trimmed(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Trimmed:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         removed, floor, holder, held, more = reply.values
         label = untrusted.label
         return cls(removed, label(floor), label(holder), label(held), bool(more))
@@ -139,7 +139,7 @@ class Dropped(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Dropped:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         removed, flat = reply.values
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return cls(removed, {untrusted.label(name): lost for name, lost in pairs})
@@ -197,9 +197,9 @@ class PartitionPositions(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = TRIM) -> PartitionPositions:
-        """Parse the reply OK of `measure`.
+        """Parse an OK reply to `measure`.
 
-        `key` is the key of the trimming record, for errors. Raises InvalidValueError.
+        `key` is the key of the trimming record, which errors mention. Raises InvalidValueError.
         """
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.values
         return cls(

@@ -53,7 +53,7 @@ class DuePage(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str) -> DuePage:
-        """Parse the reply OK. Raises InvalidValueError."""
+        """Parse an OK reply. Raises InvalidValueError."""
         now, flat, following = reply.values
         rows = [
             DueSchedule(

@@ -47,7 +47,7 @@ class StreamStep(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, _key: str = "") -> StreamStep:
-        """Parse the reply OK."""
+        """Parse an OK reply."""
         passed, last, more = reply.values
         return cls(int(passed), last.decode(), bool(more))
 

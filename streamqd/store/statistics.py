@@ -121,7 +121,7 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
     """Parse the reply to `measure_partition`.
 
-    `key` is the key of the trimming record, for errors.
+    `key` is the key of the trimming record, which errors mention.
     """
     length, added, first, last, dead, delayed, kept, due, queries, counted = reply.values
     trimmed_to, bad = "", None
@@ -171,8 +171,8 @@ def measure_assignment(keys: Keys, assignment: Assignment) -> Call:
 def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | None:
     """Parse the reply to `measure_assignment`.
 
-    Return None if the group does not exist on the partition. `key` is the key that holds the due
-    times of retries, for errors.
+    Return None if the group does not exist on the partition. Errors mention `key`, the key that
+    holds the due times of retries.
     """
     if reply.word == "NOGROUP":
         return None
@@ -247,7 +247,7 @@ def parse_due_time(raw: bytes, key: str = "a due time", field: str = "") -> int 
     """Parse a due time (unix ms). Return None for an empty reply, because no message is delayed.
 
     Another client may have set any score, even a negative one. The script limits it to the integers
-    that can be represented exactly. `key` and `field` are for errors.
+    that can be represented exactly. Errors mention `key` and `field`.
     """
     if not raw:
         return None
