@@ -30,8 +30,8 @@ failure, as `Message.dead_letter`.
     "Producers": """
 All producers have the same arguments of `send`. They differ in the time at which a message is
 written: `Producer.send` returns after the write, `AsyncProducer.send` does the same without
-blocking the event loop, and `BufferedProducer.send` returns at once, because a thread writes the
-message.
+blocking the event loop, and `BufferedProducer.send` returns immediately, because a thread writes
+the message.
 """,
     "Errors": """
 These are the errors that applications need most often. [Errors](errors.md) lists all of them.

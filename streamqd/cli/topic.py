@@ -264,14 +264,14 @@ def _describe_deletion(found: topics_deletion.DeletionExtent) -> str:
 @yes_option
 @answering
 def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool) -> CommandResult:
-    """Grow a topic to N partitions. Each key keeps its order.
+    """Grow a topic to N partitions, and keep each key in order.
 
     First write the new number into the configuration of the daemons, because the command reloads
     them. N must be a multiple of the current number. Producers use the new partitions immediately.
-    Each group reads them after it has handled all current messages of the old partitions, so the
-    growth takes as long as the lag. Until then, the new partitions are owned by `topic-grow`. If
-    the command is interrupted, run it again to continue. Once the growth is complete, the command
-    changes nothing.
+    Each group reads them only after it has handled all current messages of the old partitions, so
+    the growth takes as long as the groups need to catch up. Until then, this command holds the new
+    partitions, and `streamqd partitions` shows `topic-grow` as their owner. If the command is
+    interrupted, run it again to continue. Once the growth is complete, it changes nothing.
     """
     found = growth.progress(session.store, name, partitions)
     if found is not None and found.done:
