@@ -27,9 +27,9 @@ class Retention:
     )
     shrink_every: Seconds | None = setting(
         None,
-        "The interval at which a partition is trimmed. Each trim removes the acknowledged entries"
-        " that already existed at the previous trim, so an entry is kept for one to two intervals."
-        ' "none" disables these trims.',
+        "The interval between trims that ignore the times in IDs. Each of these trims removes the"
+        " acknowledged entries that already existed at the previous one, so an entry is kept for"
+        ' one to two intervals. "none" disables these trims.',
         min=1,
     )
     ack_policy: str = setting(
