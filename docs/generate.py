@@ -233,8 +233,9 @@ Events at the levels `error` and `critical` require an operator to act. Events a
 the lowest level that is logged.
 
 Every JSON line has the fields `event`, `ts`, `level`, `pid` and `role`, and after an exception also
-`traceback`. The tables list the other fields, but a line omits fields without a value. Some field
-names have the same meaning in all events:
+`traceback`. The tables list the other fields, but a line omits fields without a value. If the
+meaning of an event contains a field in parentheses, such as (`error`), this field contains the
+details. Some field names have the same meaning in all events:
 
 - *assignment* stands for the three fields `topic`, `partition` and `group`.
 - `child` is the PID of a process.

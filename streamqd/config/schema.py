@@ -382,7 +382,7 @@ class Console:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The log, which is written to standard error."""
+    """The format and the level of the log, which the daemon writes to standard error."""
 
     format: str = setting(
         "auto",

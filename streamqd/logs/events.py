@@ -461,7 +461,8 @@ SECTIONS: dict[str, dict[str, Event]] = {
         "schedule.misfired": Event(
             "info",
             "`ticks` ticks of a schedule were missed, because no housekeeper was running or the"
-            " schedule was not active. Because of `misfire`, no message is sent for them.",
+            " schedule was not active. The setting `misfire` of the schedule prevents messages for"
+            " them.",
             ("schedule", "topic", "ticks"),
         ),
         "schedule.moved": Event(
@@ -732,7 +733,7 @@ SECTIONS: dict[str, dict[str, Event]] = {
         "stack.dumped": Event(
             "warning",
             "The stack of the process `child` is in `traceback`. The process crashed with a signal"
-            " such as SIGSEGV, or SIGUSR1 or `streamqd stack` requested the stack (`by`).",
+            " such as SIGSEGV, or the stack was requested with SIGUSR1 or `streamqd stack` (`by`).",
             ("child", "about", "by", *ASSIGNMENT),
         ),
         "state.dumped": Event(
