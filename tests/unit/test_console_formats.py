@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from tests.support import optional
 
 pytestmark = optional.need("starlette", "jinja2")
 
+import jinja2.meta  # noqa: E402
 import jinja2.nodes  # noqa: E402
 
+import streamqd  # noqa: E402
 from streamqd import config  # noqa: E402
-from streamqd.console import formats, views  # noqa: E402
+from streamqd.console import app, formats, pages, views  # noqa: E402
 from streamqd.console.access import Person, Role  # noqa: E402
 from streamqd.console.pages import Pages  # noqa: E402
 from streamqd.console.view import Visit  # noqa: E402
@@ -23,9 +26,13 @@ from streamqd.console.views import ACTS, DOWNLOADS, VIEWS  # noqa: E402
 from streamqd.console.views.dead import read_choice  # noqa: E402
 from streamqd.dead_letter import REASONS  # noqa: E402
 from streamqd.errors import InvalidRequestError  # noqa: E402
+from tests.support.sources import nodes  # noqa: E402
 
 NOON = 1_795_867_200_000  # 2026-11-28 12:00:00 UTC
 HOUR = 3_600_000
+LOOP = ("first", "last", "index", "index0")  # attributes of `loop` that templates read
+# The modules that define the rows on pages.
+SHOWN = ("admin/**/*.py", "console/**/*.py", "model.py", "store/directives.py", "store/stacks.py")
 
 
 @pytest.mark.parametrize(
@@ -36,35 +43,50 @@ def test_numbers_are_exact_at_any_size(value, text):
     assert formats.number(value) == text
 
 
-def test_templates_use_only_filters_that_exist():
+@pytest.fixture(scope="module")
+def console_pages():
+    """The pages of a console with the default settings."""
+    return Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)
+
+
+@pytest.fixture(scope="module")
+def environment(console_pages):
+    """The environment that renders the console's templates."""
+    return console_pages._environment
+
+
+@pytest.fixture(scope="module")
+def trees(environment):
+    """The syntax tree of each template, by file name."""
+    return {
+        name: environment.parse(environment.loader.get_source(environment, name)[0])
+        for name in environment.list_templates(["html"])
+    }
+
+
+def test_templates_use_only_filters_that_exist(environment, trees):
     """Templates use only filters that exist.
 
     Jinja finds an unknown one only when it renders its branch.
     """
-    environment = Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)._environment
     unknown = {
         (name, used.name)
-        for name in environment.list_templates(["html"])
-        for used in environment.parse(environment.loader.get_source(environment, name)[0]).find_all(
-            jinja2.nodes.Filter
-        )
+        for name, tree in trees.items()
+        for used in tree.find_all(jinja2.nodes.Filter)
         if used.name not in environment.filters
     }
 
     assert unknown == set()
 
 
-def test_links_of_templates_pass_every_parameter_of_the_path():
+def test_links_of_templates_pass_every_parameter_of_the_path(console_pages, trees):
     """Every link passes all parameters of its path.
 
     Otherwise, it would become plain text without an error.
     """
-    pages = Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)
-    environment = pages._environment
     incomplete = set()
-    for template in environment.list_templates(["html"]):
-        source = environment.loader.get_source(environment, template)[0]
-        for call in environment.parse(source).find_all(jinja2.nodes.Call):
+    for template, tree in trees.items():
+        for call in tree.find_all(jinja2.nodes.Call):
             called = getattr(call.node, "attr", None) or getattr(call.node, "name", None)
             position = {"to": 0, "button": 0, "link": 1}.get(called)
             if position is None or call.dyn_kwargs or len(call.args) <= position:
@@ -72,12 +94,73 @@ def test_links_of_templates_pass_every_parameter_of_the_path():
             name = call.args[position]
             if not isinstance(name, jinja2.nodes.Const):
                 continue
-            path = pages._paths.get(name.value)
+            path = console_pages._paths.get(name.value)
             given = {each.key for each in call.kwargs}
             if path is None or not set(re.findall(r"{(\w+)}", path)) <= given:
                 incomplete.add((template, called, name.value, *sorted(given)))
 
     assert incomplete == set()
+
+
+def names_set_in(tree):
+    """Return the names that a template gives to its macros, imports and variables."""
+    targets = [
+        name
+        for each in tree.find_all(jinja2.nodes.Assign)
+        for name in (each.target, *each.target.find_all(jinja2.nodes.Name))
+        if isinstance(name, jinja2.nodes.Name)
+    ]
+    imports = {each.target for each in tree.find_all(jinja2.nodes.Import)}
+    return imports | {each.name for each in (*tree.find_all(jinja2.nodes.Macro), *targets)}
+
+
+def names_defined_in(path):
+    """Return the names of the functions and annotated fields of a module."""
+    functions = {each.name for each in nodes(path) if isinstance(each, ast.FunctionDef)}
+    fields = (each.target for each in nodes(path) if isinstance(each, ast.AnnAssign))
+    return functions | {each.id for each in fields if isinstance(each, ast.Name)}
+
+
+def names_passed_in(module):
+    """Return the keys of a module's dicts, and the names of the arguments in its calls."""
+    found = set()
+    for each in nodes(Path(module.__file__)):
+        if isinstance(each, ast.Dict):
+            found |= {key.value for key in each.keys if isinstance(key, ast.Constant)}
+        elif isinstance(each, ast.keyword):
+            found.add(each.arg)
+    return found
+
+
+def test_templates_read_only_attributes_that_the_code_defines(trees):
+    """Jinja finds a missing attribute only when it renders the branch that reads it."""
+    package = Path(streamqd.__file__).parent
+    paths = [path for name in SHOWN for path in package.glob(name)]
+    defined = set().union(*map(names_defined_in, paths), *map(names_set_in, trees.values()))
+    unknown = {
+        (name, each.attr)
+        for name, tree in trees.items()
+        for each in tree.find_all(jinja2.nodes.Getattr)
+        if each.attr not in {*defined, *dir(dict), *dir(str), *LOOP}
+    }
+
+    assert unknown == set()
+
+
+def test_templates_read_only_variables_that_the_code_passes(environment, trees):
+    """Jinja finds a missing variable only when it renders the branch that reads it."""
+    views = {f"{each.name}.html": each for each in VIEWS}
+    common = {*environment.globals, *names_passed_in(pages), "self", "visit"}
+    unknown = set()
+    for name, tree in trees.items():
+        view = views.get(name)
+        known = common | names_set_in(tree)
+        known |= names_passed_in(app if view is None else inspect.getmodule(view.context))
+        known |= set() if view is None else {*re.findall(r"{(\w+)}", view.path)}
+        read = jinja2.meta.find_undeclared_variables(tree)
+        unknown |= {(name, each) for each in read - known}
+
+    assert unknown == set()
 
 
 def test_sentences_of_views_contain_no_identifiers():
