@@ -20,7 +20,7 @@ class TaskResult(NamedTuple):
     """The outcome of a task: its result, or a sentence that explains why it failed."""
 
     result: Any
-    trouble: str
+    error: str
 
 
 class SubprocessTask:

@@ -19,11 +19,11 @@ Rank = Callable[[AssignmentRow], tuple[float | str, ...]]
 def urgency(row: AssignmentRow) -> tuple[float | str, ...]:
     """Return the rank by urgency: pauses and failures first, then the longest wait."""
     word = row.condition
-    trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
-    if not trouble and (word not in CALM or (row.longest_run_seconds or 0) >= STUCK_SECONDS):
-        trouble = 1
+    rank = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
+    if not rank and (word not in CALM or (row.longest_run_seconds or 0) >= STUCK_SECONDS):
+        rank = 1
     # Use steps that double, so that rows with similar ranks do not constantly swap places.
-    return trouble, *(
+    return rank, *(
         int(math.log2(1 + figure / 4)) for figure in (row.oldest_seconds or 0, row.lag or 0)
     )
 

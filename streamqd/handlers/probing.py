@@ -50,9 +50,9 @@ def probe(
     while (found := task.poll(0.5)) is None:
         if interrupted():
             task.cancel()
-    if found.trouble:
-        trouble = f"importing the handler modules failed: {found.trouble}"
-        return Probe([], [trouble], complete=False)
+    if found.error:
+        error = f"importing the handler modules failed: {found.error}"
+        return Probe([], [error], complete=False)
     return Probe(*found.result)
 
 

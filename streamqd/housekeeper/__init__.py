@@ -57,10 +57,10 @@ AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # first and longest wait in seconds while R
 MESSAGE_BYTES_MAX = 512  # longest message from the supervisor
 SPANS_SECONDS = 1.0  # longest time that an export of spans may delay the exit
 SUMMARY_LIFE = 10.0  # seconds until a summary expires, which is five times its interval
-NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
+INACTIVE_STATES = (WorkerState.GONE, WorkerState.BOOTING)
 # Refusals which mean that the whole server is unavailable for a time. Other refusals affect only a
 # single key, or only writes.
-_AWAY = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
+_UNAVAILABLE = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 class Task:
@@ -75,7 +75,7 @@ class Task:
         self.every = every
         self.run = run
         self.due = 0.0
-        self.trouble = logs.Episode("housekeeper.failed", "housekeeper.recovered")
+        self.episode = logs.Episode("housekeeper.failed", "housekeeper.recovered")
 
 
 class Housekeeper:
@@ -119,7 +119,9 @@ class Housekeeper:
         self._tasks = self._all_tasks()
         self._owned: list[Assignment] = []
         self._idle: list[bool] = []
-        self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE, if one applies to the instance
+        self._identity_flags = (
+            InstanceFlags.NONE
+        )  # MEMBER or DUPLICATE, if one applies to the instance
         self._check_at = 0.0  # monotonic time of the next check of the slots
 
     def _all_tasks(self) -> list[Task]:
@@ -213,14 +215,14 @@ class Housekeeper:
         """Record the owned assignments and the running workers, and publish changes soon."""
         slots = self.view.owned_slots()
         owned = [assignment for _, assignment in slots]
-        idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
+        idle = [slot.state in INACTIVE_STATES for slot, _ in slots]
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
         seen = (owned, idle, named)
-        if seen != (self._owned, self._idle, self._named) and not self._redis_episode.open:
+        if seen != (self._owned, self._idle, self._identity_flags) and not self._redis_episode.open:
             # Publish a new partition, or the start or exit of a worker, immediately rather than at
             # the next regular turn of these tasks.
             shown = ("measure", "publish") if owned != self._owned else ("publish",)
-            self._owned, self._idle, self._named = seen
+            self._owned, self._idle, self._identity_flags = seen
             for task in self._tasks:
                 if task.name in shown:
                     task.due = 0.0
@@ -244,14 +246,14 @@ class Housekeeper:
                 self._delay_tasks(error)
                 return
             except RedisResponseError as error:
-                if error.kind in _AWAY:
+                if error.kind in _UNAVAILABLE:
                     self._delay_tasks(error)
                     return
                 self._note_failure(task, error)
             except Exception as error:  # noqa: BLE001 - a fault in one task must not end the others
                 self._note_failure(task, error)
             else:
-                task.trouble.log_recovery(task=task.name)
+                task.episode.log_recovery(task=task.name)
                 every = task.every * random.uniform(0.9, 1.0)
                 task.due = time.monotonic() + (every if sooner is None else min(every, sooner))
 
@@ -291,7 +293,7 @@ class Housekeeper:
     def _note_failure(self, task: Task, error: Exception) -> None:
         self.view.count("failures", (self.view.instance, task.name))
         known = isinstance(error, RedisResponseError | InvalidValueError)
-        task.trouble.log_failure(
+        task.episode.log_failure(
             logging.WARNING if known else logging.ERROR,
             exc=None if known else error,
             task=task.name,

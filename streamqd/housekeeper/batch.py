@@ -18,9 +18,9 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 # Largest number of scripts in one write that move or remove entries. Each takes up to 2 ms.
-WORKS_MAX = 4
+WRITES_MAX = 4
 # Largest number of scripts or commands in one write that only read. Each takes about 0.1 ms.
-LOOKS_MAX = 16
+READS_MAX = 16
 TURN_SECONDS = 0.3  # longest turn of a task
 
 Target = TypeVar("Target")
@@ -34,8 +34,8 @@ def read_all(
 ) -> Generator[None, None, list[Reply | RedisResponseError | ContractError]]:
     """Run scripts that only read, one write per step, and return the replies."""
     replies: list[Reply | RedisResponseError | ContractError] = []
-    for start in range(0, len(calls), LOOKS_MAX):
-        replies += map(_refusal, store.run_each(calls[start : start + LOOKS_MAX]))
+    for start in range(0, len(calls), READS_MAX):
+        replies += map(_refusal, store.run_each(calls[start : start + READS_MAX]))
         yield
     return replies
 
@@ -43,9 +43,9 @@ def read_all(
 def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
     """Run commands that only read, in writes of bounded length, and return the replies."""
     replies: list[Any] = []
-    for start in range(0, len(commands), LOOKS_MAX):
+    for start in range(0, len(commands), READS_MAX):
         replies += map(
-            _refusal, store.connection.pipeline_each(commands[start : start + LOOKS_MAX])
+            _refusal, store.connection.pipeline_each(commands[start : start + READS_MAX])
         )
     return replies
 
@@ -76,8 +76,8 @@ def run_batched(
     waiting = list(targets)
     for _ in range(rounds):
         more: list[Target] = []
-        for start in range(0, len(waiting), WORKS_MAX):
-            part, calls = prepare_calls(waiting[start : start + WORKS_MAX], call, isolate)
+        for start in range(0, len(waiting), WRITES_MAX):
+            part, calls = prepare_calls(waiting[start : start + WRITES_MAX], call, isolate)
             replies = map(_refusal, store.run_each(calls))
             more += [
                 target

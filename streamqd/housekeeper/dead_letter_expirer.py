@@ -71,8 +71,8 @@ class DeadLetterExpirer:
             for topic, count in expired.items():
                 logs.event("dead_letters.expired", topic=topic, count=count)
         refusals.raise_first()
-        if self._topics.trouble is not None:
-            raise self._topics.trouble
+        if self._topics.error is not None:
+            raise self._topics.error
         return 0.0 if left else None
 
     def _expires(self, topic: str) -> bool:

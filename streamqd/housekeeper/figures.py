@@ -120,13 +120,13 @@ def _run_for_each(
     Subjects without a result are left out.
     """
 
-    def found_of(subject: Target, reply: Reply | ContractError) -> Found | None:
+    def measure_subject(subject: Target, reply: Reply | ContractError) -> Found | None:
         return read(subject, check_valid(reply))
 
     asked, calls = prepare_calls(subjects, call, isolate)
     replies = yield from read_all(store, calls)
     found = {
-        subject: isolate(subject, found_of, subject, reply)
+        subject: isolate(subject, measure_subject, subject, reply)
         for subject, reply in zip(asked, replies, strict=True)
         if refusals.accept(reply) and not isinstance(reply, RedisResponseError)
     }

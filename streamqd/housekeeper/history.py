@@ -51,7 +51,7 @@ class HistoryWriter:
             (each.topic, each.assignment_group): each.handler for each in settings.consumers
         }
         self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.assigned_slots()}
-        self._ever_added: dict[
+        self._last_added: dict[
             Assignment, int
         ] = {}  # number of messages ever written, as last measured
         self._added: Counter[Assignment] = Counter()  # messages written since the last entry
@@ -108,11 +108,11 @@ class HistoryWriter:
 
     def _count_written(self) -> None:
         """Count the messages that were written to the owned partitions since the last call."""
-        before, self._ever_added = self._ever_added, {}
+        before, self._last_added = self._last_added, {}
         for _, assignment in self._view.owned_slots():
             partition = self._view.partitions.get((assignment.topic, assignment.partition))
             if partition is not None:
-                added = self._ever_added[assignment] = partition.added
+                added = self._last_added[assignment] = partition.added
                 self._added[assignment] += max(0, added - before.get(assignment, added))
 
     def _count(self, row: HistoryRow, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:

@@ -35,7 +35,7 @@ class _Failing:
     until: float = 0.0  # monotonic time until which the task pauses for the subject
     last: float = 0.0  # monotonic time of the last error
     error: str = ""  # class of the last error
-    trouble: logs.Episode = field(
+    episode: logs.Episode = field(
         default_factory=lambda: logs.Episode("housekeeper.failed", "housekeeper.recovered")
     )
 
@@ -77,7 +77,7 @@ class TaskIsolation:
         now = time.monotonic()
         for (task, subject), failing in list(self._failing.items()):
             if now > failing.until + BACKOFF.base:
-                failing.trouble.log_recovery(task=task, **_subject_fields(subject))
+                failing.episode.log_recovery(task=task, **_subject_fields(subject))
                 del self._failing[task, subject]
 
     def failures(self, assignment: Assignment) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class TaskIsolation:
         return [
             {
                 "error": f"{HOUSEKEEPING} {task}: {failing.error}",
-                "count": failing.trouble.failures,
+                "count": failing.episode.failures,
                 "seconds_ago": round(now - failing.last, 1),
             }
             for (task, subject), failing in list(self._failing.items())
@@ -97,7 +97,7 @@ class TaskIsolation:
         failing = self._failing.setdefault((task, subject), _Failing())
         known = isinstance(error, InvalidValueError)
         self._view.count("failures", (self._view.instance, task))
-        failing.trouble.log_failure(
+        failing.episode.log_failure(
             logging.WARNING if known else logging.ERROR,
             exc=None if known else error,
             task=task,
@@ -105,7 +105,7 @@ class TaskIsolation:
             **_subject_fields(subject),
         )
         failing.error, failing.last = type(error).__name__, time.monotonic()
-        failing.until = failing.last + backoff.delay(BACKOFF, failing.trouble.failures, 1.0)
+        failing.until = failing.last + backoff.delay(BACKOFF, failing.episode.failures, 1.0)
 
 
 def _subject_fields(subject: Subject) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
 LISTENER_INTERVAL_SECONDS = 0.5  # seconds between two checks
-SURE_SECONDS = 0.25  # time within which a worker should receive an entry
+RECHECK_SECONDS = 0.25  # time within which a worker should receive an entry
 STREAMS_MAX = 128  # largest number of streams in one command, which takes about 1 µs for each
 
 StreamPosition = tuple[str, bytes]  # a stream, and the ID after which a worker waits for entries
@@ -62,7 +62,7 @@ class Listener:
         self._overdue = {
             assignment: waiting[assignment] for place in found for assignment in places[place]
         }
-        return SURE_SECONDS if self._overdue else None
+        return RECHECK_SECONDS if self._overdue else None
 
     def _read_poll(self, assignment: Assignment, slot: WorkerSlot) -> Poll | None:
         """Return a worker's long poll, or None if it is not waiting or was already notified.

@@ -18,7 +18,7 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
 
 TREND_SECONDS = 20.0  # time constant of a trend, which is an exponential average
-DRIFT_LOOKS = 7  # number of checks, from whose differences a drift computes the median change
+DRIFT_SAMPLES = 7  # number of checks, from whose differences a drift computes the median change
 LATENCY_SECONDS = 60.0
 QUIET = 0.01  # decayed number of runs below which no durations are reported
 
@@ -62,15 +62,15 @@ class Drift:
     unknown before the third observation, because the change between the first two may be a burst.
     """
 
-    def __init__(self, looks: int = DRIFT_LOOKS) -> None:
-        self._looks = looks
+    def __init__(self, samples: int = DRIFT_SAMPLES) -> None:
+        self._samples = samples
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def observe(self, numbers: Mapping[Hashable, float], now: int) -> None:
         """Record the numbers at `now` (ns), and drop all names that are missing."""
         kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for name, number in numbers.items():
-            seen = kept[name] = self._seen.get(name) or deque(maxlen=self._looks)
+            seen = kept[name] = self._seen.get(name) or deque(maxlen=self._samples)
             seen.append((number, now))
         self._seen = kept  # replaced as a whole, because the HTTP thread reads it
 

@@ -40,14 +40,14 @@ def render(summary: dict[str, Any], reasons: list[str]) -> str:
         f"version {summary['version']}",
         f"up {age(now - summary['started_unix_ms'])}",
     )
-    trouble = "".join(f'<p class="bad">Not ready: {escape(reason)}.</p>' for reason in reasons)
+    problems = "".join(f'<p class="bad">Not ready: {escape(reason)}.</p>' for reason in reasons)
     links = "".join(f'<li><a href="{path}">/{path}</a>: {text}</li>' for path, text in _LINKS)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta http-equiv="refresh" content="5">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>streamqd {name}: {state}</title><style>{_STYLE}</style>"
-        f"<h1>streamqd {name}: {state}</h1><p>{escape(' · '.join(facts))}</p>{trouble}"
+        f"<h1>streamqd {name}: {state}</h1><p>{escape(' · '.join(facts))}</p>{problems}"
         "<p>To see and control the whole fleet in a browser, run <code>streamqd console</code> and"
         f" open the link that it prints.</p><ul>{links}</ul></html>\n"
     )

@@ -27,7 +27,7 @@ from streamqd.store.store import Store
 PAGE = 32  # largest number of entries that one script moves, in less than 0.5 ms
 ROUNDS_MAX = 64  # largest number of scripts for one target in one turn
 POLL_SECONDS = 1.0  # longest time between two calls for a target that has waiting messages
-LIVELY_SECONDS = 60.0  # a target counts as active for this long after its last waiting message
+ACTIVE_SECONDS = 60.0  # a target counts as active for this long after its last waiting message
 HINT_INTERVAL_SECONDS = 0.2  # seconds between two reads of the workers' hints
 
 Target = TypeVar("Target", bound=Hashable)
@@ -79,10 +79,10 @@ class Promoter(Generic[Target]):
         self._wanted: set[Target] = set()  # targets that must be called immediately
         self._due_soon: dict[Target, int] = {}  # due times before the next check
         self._asked: dict[Target, float] = {}  # monotonic time of each target's last call
-        self._lively: dict[Target, float] = {}  # last monotonic time with waiting messages
+        self._last_active: dict[Target, float] = {}  # last monotonic time with waiting messages
         self._due: dict[Target, int | None] = {}  # next due times (unix ms), None if there is none
         self._measured_ns: dict[Target, int] = {}  # time at which `_due` was measured
-        self._hinted: dict[Target, int] = {}  # the last hint that was followed
+        self._last_hints: dict[Target, int] = {}  # the last hint that was followed
         self._refusals = Refusals()
 
     def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
@@ -158,19 +158,19 @@ class Promoter(Generic[Target]):
             return True
         if self._view.measured_ns > self._measured_ns[target]:
             self._record_due(target, self._measured(target), self._view.measured_ns)
-        if hint and hint != self._hinted.get(target):
-            self._lively[target] = clock
+        if hint and hint != self._last_hints.get(target):
+            self._last_active[target] = clock
             if hint <= now:
-                self._hinted[target] = hint
+                self._last_hints[target] = hint
                 return True
         due = self._due[target]
-        lively = clock - self._lively.get(target, -LIVELY_SECONDS) < LIVELY_SECONDS
-        return (due is not None and due <= now) or (lively and clock - asked >= POLL_SECONDS)
+        is_active = clock - self._last_active.get(target, -ACTIVE_SECONDS) < ACTIVE_SECONDS
+        return (due is not None and due <= now) or (is_active and clock - asked >= POLL_SECONDS)
 
     def _record_due(self, target: Target, due: int | None, at_ns: int) -> None:
         self._due[target], self._measured_ns[target] = due, at_ns
         if due is not None:
-            self._lively[target] = time.monotonic()
+            self._last_active[target] = time.monotonic()
 
     def _record_reply(self, target: Target, reply: Reply | RedisResponseError) -> bool:
         """Record a reply. Return True if more messages are due now."""
@@ -180,7 +180,7 @@ class Promoter(Generic[Target]):
         if isinstance(reply, RedisResponseError):
             # The refused message is still due, but try again at the next poll, not immediately.
             self._record_due(target, None, now_ns())
-            self._lively[target] = time.monotonic()
+            self._last_active[target] = time.monotonic()
             return self._refusals.accept(reply)
         done = Promoted.parse(reply)
         due = done.next_due_unix_ms
@@ -190,7 +190,7 @@ class Promoter(Generic[Target]):
         elif due is not None and due <= self._horizon_unix_ms():
             self._due_soon[target] = due
         if done.moved:
-            self._lively[target] = time.monotonic()
+            self._last_active[target] = time.monotonic()
             self._moved(target, done.moved)
         if done.orphans:
             logs.event("due_time.removed", logging.ERROR, where=str(target), members=done.orphans)
@@ -213,7 +213,13 @@ class Promoter(Generic[Target]):
         return max(0.01, min([self._check_at - time.monotonic(), *dues]))
 
     def _forget(self, target: Target) -> None:
-        for known in (self._asked, self._lively, self._due, self._measured_ns, self._hinted):
+        for known in (
+            self._asked,
+            self._last_active,
+            self._due,
+            self._measured_ns,
+            self._last_hints,
+        ):
             known.pop(target, None)
 
 

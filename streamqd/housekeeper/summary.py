@@ -122,7 +122,7 @@ class Summary:
             "version": __version__,
             "started_unix_ms": self._started,
             "at_unix_ms": view.now_unix_ms() if view.asked_ns else None,
-            "state": state_of(board.flags, owned=any(each["owned"] for each in assignments)),
+            "state": instance_state(board.flags, owned=any(each["owned"] for each in assignments)),
             "redis_up": view.redis_up,
             "counters": {name: board.counter(name) for name in BOARD_COUNTERS},
             "assignments": assignments,
@@ -247,7 +247,7 @@ def _loop(slot: WorkerSlot) -> dict[str, Any]:
     }
 
 
-def state_of(flags: InstanceFlags, *, owned: bool) -> str:
+def instance_state(flags: InstanceFlags, *, owned: bool) -> str:
     """Return a word for the most important state of the instance."""
     if InstanceFlags.DRAINING in flags:
         return "draining"

@@ -22,12 +22,12 @@ class Topics:
     bounded number of topics at a time.
     """
 
-    def __init__(self, store: Store, stated: Mapping[str, Topic]) -> None:
+    def __init__(self, store: Store, configured: Mapping[str, Topic]) -> None:
         self._store = store
-        self._stated = stated
+        self._configured = configured
         self._known: dict[str, tuple[Topic, int]] = {}  # settings and number of partitions
         self._read: dict[str, float] = {}  # monotonic time at which each topic was last read
-        self.trouble: StreamqdError | None = None  # last error if a topic could not be read
+        self.error: StreamqdError | None = None  # last error if a topic could not be read
 
     def refresh(self, names: Iterable[str]) -> None:
         """Read the topics that have not been read for REFRESH_SECONDS, up to TOPICS_MAX.
@@ -42,18 +42,18 @@ class Topics:
         )[:TOPICS_MAX]
         if not due:
             return
-        self.trouble = None
+        self.error = None
         wanted = [name for _, name in due]
         for name, found in zip(wanted, topics.metas(self._store, wanted), strict=True):
             if isinstance(found, StreamqdError):
-                self.trouble = found
+                self.error = found
                 continue
             self._read[name] = now
-            stated = self._stated.get(name, Topic())
+            configured = self._configured.get(name, Topic())
             if found is None:
-                self._known[name] = stated, 0
+                self._known[name] = configured, 0
             else:
-                self._known[name] = config.effective(stated, found.settings), found.partitions
+                self._known[name] = config.effective(configured, found.settings), found.partitions
 
     def get(self, name: str) -> Topic | None:
         """Return the effective settings of a topic, or None if they are unknown.

@@ -84,8 +84,8 @@ class Trimmer:
         )
         more = yield from self._dropper.steps(places, refusals)
         refusals.raise_first()
-        if self._topics.trouble is not None:
-            raise self._topics.trouble
+        if self._topics.error is not None:
+            raise self._topics.error
         if left or more:
             return 0.0
         at_once = any(topic.retention.ack_policy == "delete" for topic in places.values())

@@ -90,7 +90,7 @@ class Rebalancer:
     instance has owned it for `hold` seconds. No more than `moves_max` assignments move at a time.
     """
 
-    me: str
+    instance: str
     delay: float
     hold: float
     moves_max: int
@@ -135,11 +135,11 @@ class Rebalancer:
         instance is already handing over, and `room` the number of assignments that it may own in
         addition to its present ones. A negative `room` means that it must hand some over.
         """
-        if self.me in constraints.drained:
+        if self.instance in constraints.drained:
             # Hand over everything immediately, as if this instance were leaving.
             return Decision([], sorted(owned_since))
         owners = {assignment: view.owner for assignment, view in views.items() if view.owner}
-        owners |= dict.fromkeys(owned_since, self.me)
+        owners |= dict.fromkeys(owned_since, self.instance)
         present = [
             one for one in live if not one.leaving and one.member.id not in constraints.drained
         ]
@@ -216,8 +216,10 @@ class Rebalancer:
         views: Mapping[Assignment, PartitionView],
         live: Sequence[MemberView],
     ) -> list[Assignment]:
-        alone = all(one.member.id == self.me for one in live)
-        others = {one.member.id: one.member.offers for one in live if one.member.id != self.me}
+        alone = all(one.member.id == self.instance for one in live)
+        others = {
+            one.member.id: one.member.offers for one in live if one.member.id != self.instance
+        }
         free_since: dict[Assignment, tuple[int, float]] = {}
         take = []
         for assignment in sorted(
@@ -231,7 +233,7 @@ class Rebalancer:
             # If the owner is alive, it will probably renew its expired lease soon. However, an
             # owner that was restarted with other consumers or a smaller cap never will.
             renewing = (assignment.topic, assignment.group) in others.get(view.owner, ())
-            owned_since = wanted.get(assignment) == self.me or alone
+            owned_since = wanted.get(assignment) == self.instance or alone
             overdue = now - since >= self.grace_seconds and assignment in wanted
             if overdue or (owned_since and not renewing):
                 take.append(assignment)
@@ -248,7 +250,7 @@ class Rebalancer:
         elsewhere = {
             assignment: self._wanted_elsewhere.get(assignment, now)
             for assignment in owned_since
-            if wanted.get(assignment, self.me) != self.me
+            if wanted.get(assignment, self.instance) != self.instance
         }
         self._wanted_elsewhere = elsewhere
         if self._skip_delay:
@@ -356,7 +358,7 @@ def _apply_moves(
     return wanted
 
 
-def may_reload(me: str, directive_unix_ms: int, live: Sequence[MemberView]) -> bool:
+def may_reload(instance: str, directive_unix_ms: int, live: Sequence[MemberView]) -> bool:
     """Return True if it is this instance's turn to carry out a reload of the whole fleet.
 
     Instances reload one after the other, in the order of their names. They do not wait for members
@@ -365,5 +367,5 @@ def may_reload(me: str, directive_unix_ms: int, live: Sequence[MemberView]) -> b
     return all(
         one.leaving or one.reloaded is None or one.reloaded >= directive_unix_ms
         for one in live
-        if one.member.id < me
+        if one.member.id < instance
     )

@@ -92,13 +92,13 @@ class SilenceDetector:
     `now` is the time in seconds on any monotonic clock.
     """
 
-    def __init__(self, me: str, ttl: float, interval: float) -> None:
-        """Prepare to observe the fleet for the instance `me`.
+    def __init__(self, instance: str, ttl: float, interval: float) -> None:
+        """Prepare to observe the fleet for the instance `instance`.
 
         `ttl` is the TTL of a lease, and `interval` the approximate time between two heartbeats of
         this instance. Both are in seconds.
         """
-        self._me = me
+        self._instance = instance
         self._ttl = ttl
         self._interval = interval
         self._members: SilenceWatch[str, int] = SilenceWatch(interval)
@@ -122,7 +122,7 @@ class SilenceDetector:
             silence = found[one.member.id]
             old = server_unix_ms - one.heartbeat_unix_ms > self._ttl * 1000
             old = old or now - silence.since > self._ttl
-            if one.member.id == self._me or not (old and silence.checks >= SILENT_HEARTBEATS):
+            if one.member.id == self._instance or not (old and silence.checks >= SILENT_HEARTBEATS):
                 live.append(one)
         return live
 
@@ -131,7 +131,7 @@ class SilenceDetector:
         """Up to `FORGET_MAX` members that were silent for at least `FORGET_HEARTBEATS` checks."""
         silent = self._members.seen.items()
         found = (name for name, silence in silent if silence.checks >= FORGET_HEARTBEATS)
-        return [name for name in found if name != self._me][:FORGET_MAX]
+        return [name for name in found if name != self._instance][:FORGET_MAX]
 
     # --- leases ---
 
@@ -179,8 +179,8 @@ class SilenceDetector:
         draining. Its heartbeats then do not count as signs of life, because this instance waits for
         it to exit.
         """
-        known = self._duplicate.seen.get(self._me)
-        silence = self._duplicate.observe(now, {self._me: heartbeat_unix_ms})[self._me]
+        known = self._duplicate.seen.get(self._instance)
+        silence = self._duplicate.observe(now, {self._instance: heartbeat_unix_ms})[self._instance]
         if leaving:
             self._duplicate_heartbeats = 0
         elif known is not None and known.value != heartbeat_unix_ms:

@@ -88,7 +88,7 @@ class TopologyDiscovery:
         returned. No node is asked after `end` (monotonic). Raises RedisUnavailableError with
         `sent=False` if there is no usable answer.
         """
-        trouble: list[str] = []
+        failures: list[str] = []
         for address, seconds in self._time_slices(end):
             endpoint = self._endpoint(self.settings, self.where, address)
             node = Node(replace(self._options, timeout=seconds), fixed_finder(endpoint))
@@ -98,7 +98,7 @@ class TopologyDiscovery:
                 [reply] = check_replies(node.exchange((command,)))
                 found = read(reply, address)
             except (RedisUnavailableError, RedisResponseError) as error:
-                trouble.append(str(error))
+                failures.append(str(error))
                 self.avoid(address)
                 continue
             finally:
@@ -108,8 +108,8 @@ class TopologyDiscovery:
             if found is not None:
                 self.prefer(address)
                 return found
-            trouble.append(f"{address} has no answer")
-        reasons = "; ".join(trouble) or "no time was left"
+            failures.append(f"{address} has no answer")
+        reasons = "; ".join(failures) or "no time was left"
         raise RedisUnavailableError(f"{self.where}: {reasons}", sent=False)
 
     def _time_slices(self, end: float) -> Iterator[tuple[Address, float]]:

@@ -292,7 +292,7 @@ def connect(
 
 def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
     """Connect to the first address that answers. All attempts share one time limit."""
-    trouble = OSError("it has no address")
+    last_error = OSError("it has no address")
     for follow, (family, address) in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
         sock = None
         try:
@@ -311,10 +311,10 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
                 sock.close()
             if not isinstance(error, OSError):
                 raise
-            trouble = error
+            last_error = error
             continue
         return sock
-    raise trouble
+    raise last_error
 
 
 def _reach(sock: socket.socket, address: Any, end: float) -> None:

@@ -25,21 +25,23 @@ class Control:
     """
 
     def __init__(self, instance: str) -> None:
-        self._me = instance
+        self._instance = instance
         self._read = False
         self.directives = Directives()
         self._stacks: dict[
             Assignment, Directive
         ] = {}  # requests that `take_stacks` has not returned yet
         self._unreadable = logs.Once("directive.ignored")
-        self._reloaded = 0  # timestamp of the last reload directive that is finished
-        self._reloading = 0  # timestamp of the reload directive in progress, 0 if there is none
+        self._last_reload = 0  # timestamp of the last reload directive that is finished
+        self._current_reload = (
+            0  # timestamp of the reload directive in progress, 0 if there is none
+        )
         self._reload_problem = ""
 
     @property
     def is_drained(self) -> bool:
         """True if a directive drains this instance, so that it should own no partitions."""
-        return self._me in self.directives.drains
+        return self._instance in self.directives.drains
 
     def is_paused(self, assignment: Assignment) -> bool:
         """Return True if a directive pauses the assignment."""
@@ -57,14 +59,14 @@ class Control:
     @property
     def reloading_unix_ms(self) -> int:
         """The timestamp of the reload directive in progress (unix ms, Redis time), or 0."""
-        return self._reloading
+        return self._current_reload
 
     @property
     def announcement(self) -> dict[str, object]:
         """The heartbeat fields about reloads: the last finished directive, and its problem."""
         if not self._read:
             return {}
-        return {"reloaded": self._reloaded, "reload_problem": self._reload_problem[:500]}
+        return {"reloaded": self._last_reload, "reload_problem": self._reload_problem[:500]}
 
     def read(self, directives: Directives | None) -> bool:
         """Apply the directives from the reply to the last heartbeat.
@@ -87,7 +89,7 @@ class Control:
         _log_changes("drain.requested", "drain.removed", before.drains, directives.drains)
         if not self._read:
             self._read = True
-            self._reloaded = directives.find_reload_unix_ms(self._me)
+            self._last_reload = directives.find_reload_unix_ms(self._instance)
             return False
         directive = directives.rebalance
         hurry = directive is not None and directive != before.rebalance
@@ -111,22 +113,22 @@ class Control:
 
         Call this only while no reload is running.
         """
-        at = self.directives.find_reload_unix_ms(self._me)
-        if not self._read or self._reloading or at <= self._reloaded:
+        at = self.directives.find_reload_unix_ms(self._instance)
+        if not self._read or self._current_reload or at <= self._last_reload:
             return False
-        own_directive = self.directives.reloads.get(self._me)
+        own_directive = self.directives.reloads.get(self._instance)
         named = own_directive is not None and own_directive.at_unix_ms == at
-        if not (named or may_reload(self._me, at, live)):
+        if not (named or may_reload(self._instance, at, live)):
             return False
         logs.event("reload.requested", at=at)
-        self._reloading = at
+        self._current_reload = at
         return True
 
     def finish_reload(self, problem: str) -> bool:
         """Record that no reload is running. Return True if a directive's reload just finished."""
-        if not self._reloading:
+        if not self._current_reload:
             return False
-        self._reloaded, self._reloading = self._reloading, 0
+        self._last_reload, self._current_reload = self._current_reload, 0
         self._reload_problem = problem
         return True
 

@@ -59,7 +59,7 @@ class LeaseManager:
         self.isolate = isolate
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self.ttl = settings.daemon.lease_ttl
-        self.me = settings.daemon.instance
+        self.instance = settings.daemon.instance
         self.membership = Membership(settings.daemon, self.keys, lock_id)
         self.interval = self.membership.interval
         patience = min(EXCHANGE_SECONDS, self.ttl * EXCHANGE_SHARE)
@@ -74,9 +74,11 @@ class LeaseManager:
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
-        self.news = False  # True if the last round trip changed a state and may require an action
+        self.has_changes = (
+            False  # True if the last round trip changed a state and may require an action
+        )
         self.must_check_topics = False  # True after a fence was missing, as topics may be too
-        self._fresh = False  # True until `take_view` has returned `view`
+        self._view_is_new = False  # True until `take_view` has returned `view`
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # unsent commands that wake the fleet
         self._stacks: list[tuple[Any, ...]] = []  # unsent commands that publish stacks
@@ -85,7 +87,7 @@ class LeaseManager:
         self._presence = TopicPresence(self.keys)
         self._bad_fences = logs.bad_values()
         self._scheduler = RenewalScheduler(self.interval)
-        self._asked = False  # True if the last round trip carried calls
+        self._sent_calls = False  # True if the last round trip carried calls
         self._jitter = 0.0  # chosen once per round trip, so that calls sent together stay together
 
     @property
@@ -104,7 +106,7 @@ class LeaseManager:
             self._view_due
             or self._wake_ups
             or self._stacks
-            or self.membership.dead_nonce
+            or self.membership.predecessor_nonce
             or self.membership.mistyped
             or self._scheduler.has_more
         )
@@ -120,7 +122,7 @@ class LeaseManager:
         offers: Sequence[Assignment],
     ) -> None:
         """Send the calls that are due, and process the replies."""
-        self.news = False
+        self.has_changes = False
         if now < self.client.retry_at:
             return
         with self.client.deadline():
@@ -135,7 +137,7 @@ class LeaseManager:
         """Make one round trip, with the due calls or with the first other exchange that is due."""
         others: list[tuple[object, Callable[[], object]]] = [
             (self._view_due, partial(self._read_fleet, partitions, offers, now)),
-            (self.membership.dead_nonce, self._remove_predecessor),
+            (self.membership.predecessor_nonce, self._remove_predecessor),
             (self.membership.mistyped, partial(self.membership.log_mistyped_keys, self.link)),
             (self._wake_ups, self._send_wake_ups),
             (self._stacks, self._send_stacks),
@@ -143,8 +145,8 @@ class LeaseManager:
         ]
         other = next((say for due, say in others if due), None)
         # Refused calls are due at every tick, so alternate calls with the other exchanges.
-        calls = [] if self._asked and other else self._calls(now, partitions, offers)
-        self._asked = bool(calls)
+        calls = [] if self._sent_calls and other else self._calls(now, partitions, offers)
+        self._sent_calls = bool(calls)
         try:
             if calls:
                 self.client.run_calls(calls)
@@ -158,8 +160,8 @@ class LeaseManager:
 
     def _remove_predecessor(self) -> None:
         # Ignore the word of the reply, because a silent predecessor is removed later anyway.
-        require_all(self.link.run_each([self.membership.removal_of_predecessor()]))
-        self.membership.dead_nonce = ""
+        require_all(self.link.run_each([self.membership.predecessor_removal()]))
+        self.membership.predecessor_nonce = ""
         self.membership.heartbeat_soon()
 
     def _send_wake_ups(self) -> None:
@@ -192,10 +194,13 @@ class LeaseManager:
         self._jitter = random()
         sent_ns = now_ns()
 
-        def calls_of(partition: AssignmentState, due: float) -> Calls:
-            return self.isolate(partition.assignment, self._calls_of, sent_ns, partition, due) or []
+        def calls_for(partition: AssignmentState, due: float) -> Calls:
+            return (
+                self.isolate(partition.assignment, self._partition_calls, sent_ns, partition, due)
+                or []
+            )
 
-        calls = self._scheduler.next_calls(now, self.membership.heartbeat_at, partitions, calls_of)
+        calls = self._scheduler.next_calls(now, self.membership.heartbeat_at, partitions, calls_for)
         calls = [each for each in calls if not self.client.is_paused(each[0].key, now)]
         if now >= self.membership.heartbeat_at:
             heartbeat = self.membership.heartbeat(now, partitions, offers)
@@ -205,8 +210,8 @@ class LeaseManager:
                 calls.append((heartbeat, self._on_heartbeat))
         return calls
 
-    def _calls_of(self, sent_ns: int, partition: AssignmentState, due: float) -> Calls:
-        call = partition.intent(self.keys, self.ttl, self.me)
+    def _partition_calls(self, sent_ns: int, partition: AssignmentState, due: float) -> Calls:
+        call = partition.intent(self.keys, self.ttl, self.instance)
         if call is not None:
             return [(call, self._callback(partition, partial(self._on_intent, partition, sent_ns)))]
         calls: Calls = []
@@ -233,9 +238,9 @@ class LeaseManager:
         now = time.monotonic()
         before, found = partition.phase, partition.resumed
         word = partition.apply_reply(reply, now)
-        self.news |= partition.phase is not before
+        self.has_changes |= partition.phase is not before
         if partition.owned and not isinstance(reply, RedisResponseError):
-            self._trust(partition, sent_ns, now)
+            self._extend_trust(partition, sent_ns, now)
         if word == "acquired":
             self.board.add("rebalance_acquired")
             assert not isinstance(reply, RedisResponseError)
@@ -285,7 +290,7 @@ class LeaseManager:
             self._report_refused(partition, "group", reply)
             return
         self.board.add("groups_restored", registration.log_restored(partition.assignment, reply))
-        partition.groups_ready = self.news = True
+        partition.groups_ready = self.has_changes = True
 
     def _on_renew(
         self, partition: AssignmentState, sent_ns: int, reply: Reply | RedisResponseError
@@ -293,7 +298,7 @@ class LeaseManager:
         if isinstance(reply, RedisResponseError) or partition.phase is not Phase.HELD:
             return
         if reply.word in ("OK", "LATE"):
-            self._trust(partition, sent_ns, time.monotonic())
+            self._extend_trust(partition, sent_ns, time.monotonic())
             if reply.word == "LATE":
                 self.board.add("renew_late")
                 logs.event(
@@ -319,10 +324,10 @@ class LeaseManager:
 
     def reread_fleet(self) -> None:
         """Read the fleet again, and check the topics, because all keys may have been deleted."""
-        self.must_check_topics = self.news = True
+        self.must_check_topics = self.has_changes = True
         self.membership.heartbeat_soon()
 
-    def _trust(self, partition: AssignmentState, sent_ns: int, now: float) -> None:
+    def _extend_trust(self, partition: AssignmentState, sent_ns: int, now: float) -> None:
         # The lease starts when the server receives the call, so it is safe to count from the time
         # at which the call was sent.
         partition.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
@@ -332,7 +337,7 @@ class LeaseManager:
 
     def take_view(self) -> ClusterState | None:
         """Return the last view of the fleet, or None if it was already returned."""
-        fresh, self._fresh = self._fresh, False
+        fresh, self._view_is_new = self._view_is_new, False
         return self.view if fresh else None
 
     def wake_fleet(self) -> None:
@@ -343,7 +348,7 @@ class LeaseManager:
         before = self.membership.directives
         if self.membership.apply_reply(reply, self._jitter):
             self._view_due = True
-        self.news |= self.membership.directives is not before
+        self.has_changes |= self.membership.directives is not before
 
     def _read_fleet(
         self,
@@ -367,7 +372,7 @@ class LeaseManager:
         ).items():
             # An owner with this instance's name is an earlier run of it. It is dead, because it
             # would otherwise still hold the lock.
-            ours = bool(found.token) and found.owner == self.me
+            ours = bool(found.token) and found.owner == self.instance
             tokens[assignment] = found.token if found.owner else ""
             views[assignment] = PartitionView(
                 found.epoch,
@@ -384,7 +389,7 @@ class LeaseManager:
         # earlier run of it. The owner's processes are dead then, so its token counts as dead too.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
-        self._fresh = self.news = True
+        self._view_is_new = self.has_changes = True
         self._view_due = False
         served = {assignment.topic for assignment in partitions}
         if self._presence.check(sorted(self._topics), served, self.link.pipeline_each):
@@ -443,11 +448,11 @@ class RenewalScheduler:
         now: float,
         heartbeat_at: float,
         partitions: Mapping[Assignment, AssignmentState],
-        calls_of: Callable[[AssignmentState, float], Calls],
+        calls_for: Callable[[AssignmentState, float], Calls],
     ) -> Calls:
         """Return the calls of the partitions whose turn it is.
 
-        `calls_of` returns the calls of one partition. It is called with the partition and the
+        `calls_for` returns the calls of one partition. It is called with the partition and the
         monotonic time until which renewals are due.
         """
         if not self._waiting:
@@ -457,7 +462,7 @@ class RenewalScheduler:
         while self._waiting and len(found) < CALLS_MAX:
             partition = partitions.get(self._waiting.pop())
             if partition is not None:
-                found += calls_of(partition, self._due)
+                found += calls_for(partition, self._due)
         return found
 
     def _due_until(

@@ -35,11 +35,13 @@ CONTROL_CLOSED_SECONDS = 1.0  # time limit for the exit of a worker that closed 
 # If the time between two checks is longer than any wait of this process, the process and its
 # workers were frozen.
 FROZEN_NS = 5_000_000_000
-FREEZES_KEPT = 16
-AHEAD_SECONDS = 3.0  # a successor starts to boot this long before `max_messages` is expected
+FREEZES_MAX = 16
+SUCCESSOR_BOOT_SECONDS = (
+    3.0  # a successor starts to boot this long before `max_messages` is expected
+)
 IDLE_SECONDS = 5.0  # time in which a ready worker may start a message before it is replaced
 # Longest time between the kernel's count of a kill and the exit of the process.
-BELIEVED_SECONDS = 5.0
+OOM_KILL_SECONDS = 5.0
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 MAX_MESSAGES = "max_messages"  # the worker stops at this limit even without the supervisor
@@ -67,10 +69,10 @@ class Limits:
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
         self._measured_at = 0.0
-        self._looked_ns = 0
+        self._checked_ns = 0
         self._frozen: list[tuple[int, int]] = []  # start and end of each freeze (`now_ns`)
         # Maps each slot to its last run, and to the time at which that run was last seen.
-        self._ran: dict[int, tuple[int, float]] = {}
+        self._last_runs: dict[int, tuple[int, float]] = {}
         # Maps a slot to the run that was over its hard limit at the last check.
         self._over_hard: dict[int, int] = {}
 
@@ -81,7 +83,7 @@ class Limits:
 
         Return the actions for workers that have exceeded a limit.
         """
-        self._notice_freeze()
+        self._detect_freeze()
         actions: list[Action] = []
         replacements: list[Replacement] = []
         next_at = now + MEASURE_SECONDS
@@ -150,7 +152,7 @@ class Limits:
         silent = (now_ns() - progress) / 1e9
         # A worker publishes its progress once per batch, and the messages of a batch can take a
         # long time. Therefore, also consider the last run that was seen.
-        silent = min(silent, now - self._ran[partition.slot.index][1], now - worker.ready_at)
+        silent = min(silent, now - self._last_runs[partition.slot.index][1], now - worker.ready_at)
         control_closed = (
             worker.child.control_closed_at
             and now - worker.child.control_closed_at > CONTROL_CLOSED_SECONDS
@@ -161,8 +163,8 @@ class Limits:
 
     def _note_run(self, partition: AssignmentState, now: float, *, running: bool) -> None:
         index, sequence = partition.slot.index, partition.slot.run_seq
-        if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
-            self._ran[index] = (sequence, now)
+        if running or self._last_runs.get(index, (-1, 0.0))[0] != sequence:
+            self._last_runs[index] = (sequence, now)
 
     def _check_memory(
         self, partition: AssignmentState, worker: RunningWorker, now: float
@@ -183,8 +185,8 @@ class Limits:
         if age and now - worker.ready_at > age * (1 + worker.spread / 10):
             found = self._replace(partition, worker, "max_age", now)
         if messages:
-            pace = partition.pace_of(now)
-            if pace and worker.remaining_of(messages) / pace < AHEAD_SECONDS:
+            pace = partition.message_rate(now)
+            if pace and worker.remaining_messages(messages) / pace < SUCCESSOR_BOOT_SECONDS:
                 found.append(Replacement(partition, MAX_MESSAGES))
         return found
 
@@ -249,18 +251,18 @@ class Limits:
 
     # --- frozen time ---
 
-    def _notice_freeze(self) -> None:
+    def _detect_freeze(self) -> None:
         """Record the last period if this process and its workers were frozen.
 
         Such periods do not count as run time.
         """
         now = now_ns()
-        if self._looked_ns and now - self._looked_ns > FROZEN_NS:
+        if self._checked_ns and now - self._checked_ns > FROZEN_NS:
             logs.event(
-                "instance.frozen", logging.WARNING, seconds=round((now - self._looked_ns) / 1e9, 1)
+                "instance.frozen", logging.WARNING, seconds=round((now - self._checked_ns) / 1e9, 1)
             )
-            self._frozen = [*self._frozen, (self._looked_ns, now)][-FREEZES_KEPT:]
-        self._looked_ns = now
+            self._frozen = [*self._frozen, (self._checked_ns, now)][-FREEZES_MAX:]
+        self._checked_ns = now
 
     def _seconds_since(self, started_ns: int) -> float:
         """Return the seconds since `started_ns` (`now_ns`), without frozen periods."""
@@ -293,7 +295,7 @@ class OomMonitor:
     """Detects processes that the kernel killed because memory ran out.
 
     An exit by SIGKILL does not show who sent the signal. However, the kernel counts its own kills
-    for each control group, so a kill that was counted within the last `BELIEVED_SECONDS` explains
+    for each control group, so a kill that was counted within the last `OOM_KILL_SECONDS` explains
     such an exit.
     """
 
@@ -314,7 +316,7 @@ class OomMonitor:
         """
         count = self._count()
         if count > self._seen or self._recent:
-            fresh = [at for at in self._recent if now - at < BELIEVED_SECONDS]
+            fresh = [at for at in self._recent if now - at < OOM_KILL_SECONDS]
             self._recent = fresh + [now] * (count - self._seen)
         self._seen = count
 

@@ -39,7 +39,7 @@ class Membership:
         self.directives: directives.Directives | None = None  # None before the first reply
         self.interval = daemon.lease_ttl / 5
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
-        self.dead_nonce = ""  # nonce of a dead predecessor that is still to be removed
+        self.predecessor_nonce = ""  # nonce of a dead predecessor that is still to be removed
         self.accepted = False  # True if Redis accepted the last heartbeat under this name
         # If a heartbeat failed because a key has the wrong type, this is the error until the key is
         # logged. Otherwise, it is ''.
@@ -203,7 +203,7 @@ class Membership:
         # This process holds the lock, so a run that held the same lock has exited together with all
         # its processes.
         if dead or info.get("lock") == self._lock_id:
-            self.duplicate, self.dead_nonce = {}, str(info.get("nonce", ""))
+            self.duplicate, self.predecessor_nonce = {}, str(info.get("nonce", ""))
             return
         self.duplicate = members.process_fields(other)
         if info.get("nonce") != self._duplicate_nonce:
@@ -224,9 +224,11 @@ class Membership:
             invalid.append(error)
             return members.to_member_view(member)
 
-    def removal_of_predecessor(self) -> Call:
+    def predecessor_removal(self) -> Call:
         """Return the call that removes a dead predecessor before its heartbeat expires."""
-        return members.leave(self._keys, self.daemon.fleet, self.daemon.instance, self.dead_nonce)
+        return members.leave(
+            self._keys, self.daemon.fleet, self.daemon.instance, self.predecessor_nonce
+        )
 
     def departure(self) -> Call:
         """Return the call that removes this instance from the fleet."""

@@ -348,7 +348,7 @@ class AssignmentState:
             self.slot.add("recycled")
         self._plan_next_call(exit_, worker, refence, expected=blame.expected)
         lost = held and isinstance(self.step, Free)
-        self.pace = self.pace_of(now)
+        self.pace = self.message_rate(now)
         self.worker = None
         self._clear_slot(blame.suspects)
         cause = restart.ExitCause.ORDERED
@@ -483,7 +483,7 @@ class AssignmentState:
         self.standby = None
         self.slot.standby_pid = 0
 
-    def pace_of(self, now: float) -> float:
+    def message_rate(self, now: float) -> float:
         """Return the messages per second of the worker, or of the last one that finished any."""
         return (self.worker.pace(now) if self.worker is not None else 0.0) or self.pace
 

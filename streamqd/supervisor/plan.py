@@ -149,7 +149,7 @@ _RANK: Mapping[type, int] = MappingProxyType(
         Acquire: _ACQUIRE,
     }
 )
-_RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
+_REASON_RANKS = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
 # These actions have no precedence, and may accompany any other action on the same worker.
 _UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
@@ -190,5 +190,5 @@ def merge(actions: Iterable[Action], isolate: Isolate[Assignment] = run_directly
 
 def _rank(action: Action) -> int:
     if isinstance(action, StopWorker | ReleaseLease):
-        return _RANK_OF_REASON.get(action.reason, _RANK[type(action)])
+        return _REASON_RANKS.get(action.reason, _RANK[type(action)])
     return _RANK[type(action)]

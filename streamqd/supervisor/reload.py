@@ -139,8 +139,8 @@ class Reload:
     def _finish_validation(self, found: TaskResult) -> Validated | None:
         settings = self._settings
         assert settings is not None
-        if found.trouble:
-            self.refuse([f"validating the new configuration failed: {found.trouble}"])
+        if found.error:
+            self.refuse([f"validating the new configuration failed: {found.error}"])
             return None
         renewal = startup.Renewal(*found.result)
         usable = None

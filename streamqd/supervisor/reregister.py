@@ -53,13 +53,13 @@ class Reregister:
             return Registered()
         self._task = None
         problem, restored, partitions = found.result or ("", 0, {})
-        trouble = found.trouble or problem
-        if trouble:
+        error = found.error or problem
+        if error:
             self._next_at = now + RETRY_SECONDS
-            self._refusals.log_failure(error=trouble)
+            self._refusals.log_failure(error=error)
         else:
             self._refusals.log_recovery()
-        return Registered(not trouble, restored, partitions)
+        return Registered(not error, restored, partitions)
 
     def begin(self, now: float, settings: Settings, known: Mapping[str, int]) -> None:
         """Start a child, unless one is running or the last one failed within `RETRY_SECONDS`.

@@ -64,8 +64,8 @@ class Resolver:
             if time.monotonic() >= end:
                 raise socket.gaierror(socket.EAI_AGAIN, "its name is not resolved yet")
         del self._asked[asked]
-        if outcome.trouble:
-            raise socket.gaierror(socket.EAI_FAIL, f"its name was not resolved: {outcome.trouble}")
+        if outcome.error:
+            raise socket.gaierror(socket.EAI_FAIL, f"its name was not resolved: {outcome.error}")
         if isinstance(outcome.result, str):
             raise socket.gaierror(socket.EAI_NONAME, outcome.result)
         return [(family, tuple(address)) for family, address in outcome.result]

@@ -43,13 +43,13 @@ QUIET_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class RollConditions:
     """The state of the instance on which replacements depend. Times are monotonic."""
 
     now: float
     daemon: Daemon
     draining: bool
-    unwanted: frozenset[Assignment]
+    removed_assignments: frozenset[Assignment]
     ending: int  # number of dismissed processes that have not exited yet
 
 
@@ -78,34 +78,38 @@ class RollProgress(NamedTuple):
 
 
 @dataclass
-class _Replacing:
+class _ActiveReplacement:
     """The current replacement. Times are monotonic seconds, or 0 if they are not known yet."""
 
     partition: AssignmentState
     reason: str
     old_pid: int
-    cold: bool  # True if there is no standby, and the next worker is forked after the old one exits
+    without_standby: (
+        bool  # True if there is no standby, and the next worker is forked after the old one exits
+    )
     standby_since: float = 0.0
     warm_at: float = 0.0
     retry_at: float = 0.0
 
     @property
-    def is_old_working(self) -> bool:
+    def is_old_worker_active(self) -> bool:
         child = self.partition.child
         return child is not None and child.pid == self.old_pid
 
     @property
-    def keeps_old(self) -> bool:
+    def keeps_old_worker(self) -> bool:
         """True if the old worker would continue to work if the replacement were given up."""
-        return self.is_old_working and not self.partition.stop_reason
+        return self.is_old_worker_active and not self.partition.stop_reason
 
     @property
-    def stops_old(self) -> bool:
+    def stops_old_worker(self) -> bool:
         """True if the old worker needs the command to stop now.
 
         If it is replaced because of `max_messages`, it stops automatically.
         """
-        return self.cold or (self.partition.standby_is_warm and self.reason != MAX_MESSAGES)
+        return self.without_standby or (
+            self.partition.standby_is_warm and self.reason != MAX_MESSAGES
+        )
 
 
 class RollingReplacement:
@@ -119,8 +123,8 @@ class RollingReplacement:
         self._isolate = isolate
         # Maps the queued assignments to the reasons, in the order of the requests.
         self._wanted: dict[Assignment, str] = {}
-        self._current: _Replacing | None = None
-        self._deaths: list[restart.WorkerExit] = []
+        self._current: _ActiveReplacement | None = None
+        self._standby_exits: list[restart.WorkerExit] = []
         self._cooling_down: dict[
             Assignment, float
         ] = {}  # monotonic times at which replacements may start again
@@ -177,7 +181,11 @@ class RollingReplacement:
             return RollProgress(None, "", len(self._roll))
         step = "queue"
         if current is not None and current.partition.assignment == assignment:
-            step = "finish" if current.is_old_working and not current.keeps_old else "start"
+            step = (
+                "finish"
+                if current.is_old_worker_active and not current.keeps_old_worker
+                else "start"
+            )
         return RollProgress(assignment, step, len(self._roll))
 
     def continue_roll(self, partitions: Mapping[Assignment, AssignmentState]) -> RollResult | None:
@@ -207,7 +215,7 @@ class RollingReplacement:
     # --- observe ---
 
     def observe(
-        self, partitions: Mapping[Assignment, AssignmentState], given: Circumstances
+        self, partitions: Mapping[Assignment, AssignmentState], given: RollConditions
     ) -> None:
         """Track the current replacement, or start the next one."""
         for assignment in [
@@ -220,14 +228,14 @@ class RollingReplacement:
         else:
             self._isolate(replacing.partition.assignment, self._continue, replacing, given)
 
-    def _continue(self, replacing: _Replacing, given: Circumstances) -> None:
+    def _continue(self, replacing: _ActiveReplacement, given: RollConditions) -> None:
         if _is_over(replacing, given):
             self._current = None
         elif replacing.partition.standby is not None:
             self._follow(replacing, given.now)
 
     def _begin(
-        self, partitions: Mapping[Assignment, AssignmentState], given: Circumstances
+        self, partitions: Mapping[Assignment, AssignmentState], given: RollConditions
     ) -> None:
         if given.draining:
             self._wanted.clear()
@@ -250,12 +258,12 @@ class RollingReplacement:
             return  # the worker exits anyway, and its successor replaces it
         if reason == MAX_MESSAGES and not worker.ready_at:
             return  # the worker has exited at `max_messages`, and this is its successor
-        cold = partition.consumer.handover == "cold" or not worker.ready_at
-        self._current = _Replacing(partition, reason, worker.child.pid, cold)
-        self._deaths = []
+        without_standby = partition.consumer.handover == "cold" or not worker.ready_at
+        self._current = _ActiveReplacement(partition, reason, worker.child.pid, without_standby)
+        self._standby_exits = []
         self._failed.pop(assignment, None)
 
-    def _follow(self, replacing: _Replacing, now: float) -> None:
+    def _follow(self, replacing: _ActiveReplacement, now: float) -> None:
         """Record the time at which the standby has booted, and give it up if it is not needed.
 
         A standby for `max_messages` is given up if the old worker does not reach the limit within
@@ -269,7 +277,7 @@ class RollingReplacement:
             replacing.warm_at = now
             child = partition.standby.pid if partition.standby is not None else None
             logs.event("standby.ready", assignment=partition.assignment, child=child)
-        if replacing.reason != MAX_MESSAGES or partition.is_quiet or not replacing.keeps_old:
+        if replacing.reason != MAX_MESSAGES or partition.is_quiet or not replacing.keeps_old_worker:
             return
         idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
         if idle:
@@ -292,14 +300,14 @@ class RollingReplacement:
         replacing = self._current
         if replacing is None or replacing.partition is not partition:
             return
-        if not replacing.keeps_old:
+        if not replacing.keeps_old_worker:
             self._current = (
                 None  # the old worker is stopping or gone, so the partition gets a new worker
             )
             return
-        self._deaths.append(restart.WorkerExit(now, restart.ExitCause.BOOT))
+        self._standby_exits.append(restart.WorkerExit(now, restart.ExitCause.BOOT))
         decision = restart.decide(
-            self._deaths,
+            self._standby_exits,
             now,
             backoff=daemon.crash_backoff,
             crash_loop=daemon.crash_loop,
@@ -331,7 +339,7 @@ class RollingReplacement:
         current = None if self._current is None else self._current.partition
         actions: list[Action] = []
         for partition in partitions:
-            actions += self._isolate(partition.assignment, _end_of_quiet, partition, now) or ()
+            actions += self._isolate(partition.assignment, _dismiss_quiet, partition, now) or ()
             if partition.standby is not None and partition is not current:
                 actions.append(DismissStandby(partition.assignment))
         if self._current is not None:
@@ -342,24 +350,28 @@ class RollingReplacement:
         return actions
 
 
-def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action]:
+def _step(replacing: _ActiveReplacement, now: float, boot_timeout: float) -> list[Action]:
     """Return the next step, which forks the standby, stops the old worker or dismisses it."""
     partition = replacing.partition
     assignment = partition.assignment
     if partition.standby is None:
-        if replacing.keeps_old and not replacing.cold and now >= replacing.retry_at:
+        if (
+            replacing.keeps_old_worker
+            and not replacing.without_standby
+            and now >= replacing.retry_at
+        ):
             return [ForkStandby(assignment)]
     elif not partition.standby_is_warm:
         late = now - replacing.standby_since > boot_timeout
         return [KillStandby(assignment)] if late else []
     elif partition.is_quiet:
         return [DismissWorker(assignment)]
-    if replacing.stops_old and replacing.keeps_old:
+    if replacing.stops_old_worker and replacing.keeps_old_worker:
         return [StopWorker(assignment, "reload" if replacing.reason == "reload" else "recycle")]
     return []
 
 
-def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
+def _dismiss_quiet(partition: AssignmentState, now: float) -> list[Action]:
     """Return the action that dismisses or kills a worker that is quiet but does not exit."""
     worker = partition.worker
     if worker is None or not worker.is_quiet:
@@ -372,10 +384,10 @@ def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
     return []
 
 
-def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
+def _is_over(replacing: _ActiveReplacement, given: RollConditions) -> bool:
     """Return True if the replacement is complete, or no longer possible or needed."""
     partition = replacing.partition
-    if partition.worker is not None and not replacing.is_old_working:
+    if partition.worker is not None and not replacing.is_old_worker_active:
         # Use `ready_at` rather than the current state, because `worker.ready` must be logged first.
         return bool(partition.worker.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
@@ -385,5 +397,5 @@ def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
         or free
         or given.draining
         or partition.broken_until > given.now
-        or partition.assignment in given.unwanted
+        or partition.assignment in given.removed_assignments
     )

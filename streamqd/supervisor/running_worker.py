@@ -73,7 +73,7 @@ class RunningWorker:
         settled = self._settled_since_start()
         return settled / max(0.001, self.seconds_ready(now)) if settled else 0.0
 
-    def remaining_of(self, limit: int) -> int:
+    def remaining_messages(self, limit: int) -> int:
         """Return how many more messages the process may finish before it reaches a limit."""
         return limit - self._settled_since_start()
 

@@ -106,7 +106,7 @@ class StackRequests:
         found = PublishedStack(
             requested_unix_ms=request.directive.at_unix_ms,
             at_unix_ms=self.leases.membership.now_unix_ms(),
-            instance=self.leases.me,
+            instance=self.leases.instance,
             epoch=partition.lease.epoch,
             pid=partition.child.pid if partition.child is not None else 0,
             stack=stack,

@@ -38,7 +38,7 @@ from streamqd.supervisor.plan import Action
 from streamqd.supervisor.reload import Reload, Validated
 from streamqd.supervisor.reregister import Reregister
 from streamqd.supervisor.resolver import Resolver
-from streamqd.supervisor.rolling_replacement import Circumstances, RollingReplacement
+from streamqd.supervisor.rolling_replacement import RollConditions, RollingReplacement
 from streamqd.supervisor.scoreboard_file import ScoreboardFile
 from streamqd.supervisor.stack_requests import StackRequests
 from streamqd.supervisor.watcher import Watched, Watcher
@@ -81,7 +81,7 @@ class Supervisor:
         self.embedded = embedded
         self.notifier = Notifier()
         file = ScoreboardFile(settings.daemon, lock)
-        self.board = file.make(len(_assignments_of(settings, counts)))
+        self.board = file.make(len(_list_assignments(settings, counts)))
         self.resolver = Resolver()
         self.partitions: dict[Assignment, AssignmentState] = {}
         self.isolation = Isolation(self.partitions, settings.daemon.crash_backoff, self._give_up)
@@ -95,7 +95,7 @@ class Supervisor:
         self.pool.offer_outboxes()
         self.oom_monitor = OomMonitor()
         self.replacement = RollingReplacement(isolate)
-        self.unwanted: frozenset[Assignment] = (
+        self.removed_assignments: frozenset[Assignment] = (
             frozenset()
         )  # known assignments that a reload removed
         # Maps each topic to its partition count, except topics that were never readable.
@@ -146,7 +146,7 @@ class Supervisor:
 
     def _give_up(self, partition: AssignmentState) -> None:
         """Remove the processes and the queued replacement of an assignment that is given up."""
-        self.pool.kill_given_up(partition)
+        self.pool.kill_processes(partition)
         self.replacement.drop(partition.assignment)
 
     # --- life ---
@@ -228,10 +228,10 @@ class Supervisor:
         if not self.drain.begun:
             process_capacity.observe(self.capacity, now, partitions, self.pool.refusal)
             moves = self._rebalance(now)
-        circumstances = Circumstances(
-            now, daemon, self.drain.begun, self.unwanted, self.pool.ending(now)
+        conditions = RollConditions(
+            now, daemon, self.drain.begun, self.removed_assignments, self.pool.ending(now)
         )
-        self.replacement.observe(self.partitions, circumstances)
+        self.replacement.observe(self.partitions, conditions)
         return Observation(now, moves, exceeded.actions)
 
     def _rebalance(self, now: float) -> list[Action]:
@@ -300,7 +300,7 @@ class Supervisor:
             actions += seen.moves
             actions += process_capacity.plan_actions(now, partitions)
             actions += self._plan_starts(now)
-            for assignment in self.unwanted:
+            for assignment in self.removed_assignments:
                 actions += (
                     self.isolation.run(assignment, rebalance.shed, self.partitions[assignment])
                     or ()
@@ -326,7 +326,7 @@ class Supervisor:
             if (
                 partition.startable
                 and now >= partition.start_at
-                and assignment not in self.unwanted
+                and assignment not in self.removed_assignments
             ):
                 if partition.standby is None:
                     starts.append(plan.ForkWorker(assignment))
@@ -482,7 +482,9 @@ class Supervisor:
         partitions = self.partitions.values()
         if self._forks_wait:
             due.append(now)
-        if self.leases.news or (self.leases.ok and any(each.wants_exchange for each in partitions)):
+        if self.leases.has_changes or (
+            self.leases.ok and any(each.wants_exchange for each in partitions)
+        ):
             due.append(now)
         free = [one for one in partitions if one.startable and one.standby is None]
         due += [partition.start_at for partition in free]
@@ -513,7 +515,7 @@ class Supervisor:
         """Create the state of each assignment that is not known yet, and update the others."""
         # A topic that cannot be read now keeps its last known number of partitions.
         self.counts |= counts
-        wanted = _assignments_of(settings, self.counts)
+        wanted = _list_assignments(settings, self.counts)
         for assignment, consumer in wanted.items():
             partition = self.partitions.get(assignment)
             if partition is None:
@@ -521,7 +523,7 @@ class Supervisor:
                 self.partitions[assignment] = partition
             partition.consumer = consumer
             partition.slot.partitions = self.counts[assignment.topic]
-        self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
+        self.removed_assignments = frozenset(self.partitions.keys() - wanted.keys())
 
     def _use_configuration(self, settings: Settings, counts: Mapping[str, int]) -> None:
         """Use a reloaded configuration. Workers that are already running keep the old one."""
@@ -540,7 +542,7 @@ class Supervisor:
 
         Memory for them is reserved as far as possible.
         """
-        new = _assignments_of(settings, counts).keys() - self.partitions.keys()
+        new = _list_assignments(settings, counts).keys() - self.partitions.keys()
         used = self.board.used
         if used + len(new) > self.board.size:
             return False
@@ -553,7 +555,11 @@ class Supervisor:
 
     def wanted_assignments(self) -> list[Assignment]:
         """Return the assignments of all consumers in the current configuration."""
-        return [assignment for assignment in self.partitions if assignment not in self.unwanted]
+        return [
+            assignment
+            for assignment in self.partitions
+            if assignment not in self.removed_assignments
+        ]
 
     def _register_again(self, now: float) -> None:
         """Register topics again if a fence or topic was missing, or a topic has become readable."""
@@ -847,7 +853,7 @@ def _log_started(partition: AssignmentState) -> None:
         )
 
 
-def _assignments_of(settings: Settings, counts: Mapping[str, int]) -> dict[Assignment, Consumer]:
+def _list_assignments(settings: Settings, counts: Mapping[str, int]) -> dict[Assignment, Consumer]:
     """Return all assignments of all consumers, each with its consumer."""
     return {
         Assignment(consumer.topic, partition, consumer.assignment_group): consumer

@@ -49,7 +49,7 @@ def _keep_descriptors() -> None:
         raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: the limit is {limit}")
 
 
-def _wait_for_the_end(control: socket.socket) -> int:
+def _wait_until_exit(control: socket.socket) -> int:
     control.recv(1)
     return 0
 
@@ -171,7 +171,7 @@ class WorkerPool:
             while len(children) < count and (not children or time.monotonic() < until):
                 _keep_descriptors()
                 children.append(
-                    process.spawn(_wait_for_the_end, title="streamqd: trial", forget=self.forget)
+                    process.spawn(_wait_until_exit, title="streamqd: trial", forget=self.forget)
                 )
         except OSError as error:
             self.refusal = str(error)
@@ -498,7 +498,7 @@ class WorkerPool:
                 "worker.unkillable", logging.ERROR, assignment=partition.assignment, child=child.pid
             )
 
-    def kill_given_up(self, partition: AssignmentState) -> None:
+    def kill_processes(self, partition: AssignmentState) -> None:
         """Kill the processes of a partition that is given up. They are reaped later.
 
         Until then, the partition is not acquired again, because the processes may still write to

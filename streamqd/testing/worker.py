@@ -33,7 +33,7 @@ from streamqd.testing.declared import TestedOptions, handler_consumer, prepare_h
 from streamqd.testing.limits import check_thread, soft_limit
 from streamqd.testing.result import Run
 from streamqd.worker import dead_letters
-from streamqd.worker.batches import errors_of
+from streamqd.worker.batches import batch_errors
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.verdicts import RELEASE_SECONDS
 
@@ -213,7 +213,7 @@ class Worker:
         if death.exit is not None:
             return death.exit
         if self._loaded.signature.batch:
-            return errors_of(end, batch)
+            return batch_errors(end, batch)
         return [handlers.run_error(end)]
 
     def _argument(self, batch: list[Message]) -> Message | list[Message]:

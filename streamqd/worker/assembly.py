@@ -13,10 +13,10 @@ from streamqd.store.keys import Keys
 from streamqd.worker.batches import batch_size
 from streamqd.worker.context import RunCounts, WorkerContext
 from streamqd.worker.control_channel import ControlChannel
-from streamqd.worker.executor import check_form, executor_for
+from streamqd.worker.executor import check_signature, executor_for
 from streamqd.worker.gates import Gates
 from streamqd.worker.grant import Grant
-from streamqd.worker.guards import guards_of
+from streamqd.worker.guards import make_guards
 from streamqd.worker.hooks import Hooks, boot
 from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
@@ -26,7 +26,7 @@ from streamqd.worker.runs import ACK_DELAY_NS
 from streamqd.worker.server_clock import ServerClock
 from streamqd.worker.settler import Settler
 from streamqd.worker.soft_limit import SoftLimit
-from streamqd.worker.throttle import rate_limiter_of
+from streamqd.worker.throttle import make_rate_limiter
 from streamqd.worker.turns import Turns
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerLoop
@@ -64,7 +64,7 @@ def assemble(
         boot(settings, consumer, lease.assignment),
         new_link(settings, lease.assignment),
     )
-    check_form(consumer, hooks)
+    check_signature(consumer, hooks)
     hooks.show_loop(slot)
     keys = Keys(settings.keys.control, settings.keys.streams)
     # If several messages run at a time, a message can finish while a read is waiting. Use a second
@@ -86,8 +86,8 @@ def assemble(
     )
     reader = Reader(link, keys, lease, slot)
     batches = hooks.loaded.signature.batch
-    rate = rate_limiter_of(context, batch_size(consumer) if batches else 1)
-    guards = guards_of(context)
+    rate = make_rate_limiter(context, batch_size(consumer) if batches else 1)
+    guards = make_guards(context)
     gates = Gates(context, guards, rate)
     verdicts = Verdicts(context, guards, hooks.loaded.redact, hooks.observer)
     width = batch_size(consumer) if batches else consumer.lanes

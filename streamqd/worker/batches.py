@@ -115,7 +115,7 @@ class BatchRunner:
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
             end = raised
         logs.current.message = None
-        errors = soft.run_bounded(errors_of, end, messages)
+        errors = soft.run_bounded(batch_errors, end, messages)
         if isinstance(errors, BaseException):
             errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
@@ -138,7 +138,7 @@ class BatchRunner:
                 self._verdicts.settle_failure(entry, error)
 
 
-def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:
+def batch_errors(end: object, batch: list[Message]) -> list[BaseException | None]:
     """Return the error of each message in a batch, or None if the message was handled.
 
     `end` is the handler's return value or its exception. If the handler names a message that is not

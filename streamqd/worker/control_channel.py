@@ -26,7 +26,7 @@ from streamqd.scoreboard import (
 from streamqd.worker.forks import fork_role
 
 TRUST_POLL_SECONDS = 0.05
-BREATH_SECONDS = 5.0  # interval at which a waiting worker publishes that it is alive
+PROGRESS_SECONDS = 5.0  # interval at which a waiting worker publishes that it is alive
 MESSAGE_BYTES_MAX = 160_000  # packed size of a grant with ENTRIES_MAX suspects
 
 
@@ -103,7 +103,7 @@ class ControlChannel:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.check(unstarted)
-            self._wait(min(left, BREATH_SECONDS))
+            self._wait(min(left, PROGRESS_SECONDS))
 
     def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
         """Wait until a descriptor is readable or the supervisor wakes the worker.
@@ -122,7 +122,7 @@ class ControlChannel:
     def await_assignment(self) -> bytes:
         """Wait in a standby for the supervisor's next message, and return it."""
         while True:
-            process.wait_readable([self.control.fileno()], BREATH_SECONDS)
+            process.wait_readable([self.control.fileno()], PROGRESS_SECONDS)
             message = self._read()
             if message:
                 return message

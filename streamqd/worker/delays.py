@@ -41,7 +41,7 @@ class StartDelays:
         """Count the first runs among runs that all started at `now` (`now_ns`)."""
         ids = [entry.id for entry in entries if not entry.has_run]
         if ids:
-            ms = (now + self._clock.ahead_ns) // _MS
+            ms = (now + self._clock.offset_ns) // _MS
             if not self._add_if_same_bucket(len(ids), min(ids), max(ids), ms, ms):
                 ids.sort()
                 self._add(ids, ms)
@@ -52,7 +52,7 @@ class StartDelays:
         `starts` holds their start times (`now_ns`), in the order of the stream. Entries that have
         no start time did not run.
         """
-        ahead, count, first = self._clock.ahead_ns, len(starts), 0
+        ahead, count, first = self._clock.offset_ns, len(starts), 0
         if not count:
             return
         bounds = (starts[0] + ahead) // _MS, (starts[-1] + ahead) // _MS
@@ -72,7 +72,7 @@ class StartDelays:
         The delays are those of the entries from `oldest` to `newest`. Return 0 if they are already
         in different buckets.
         """
-        ahead = self._clock.ahead_ns
+        ahead = self._clock.offset_ns
         ms = (now + ahead) // _MS
         bucket = _delay_ms(oldest, ms).bit_length()
         if bucket != _delay_ms(newest, ms).bit_length():

@@ -60,7 +60,7 @@ class CoroutineRun:
             self._task = loop.create_task(self)  # type: ignore[arg-type]
         except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
             if self._coroutine is None:  # otherwise, it has started and finishes normally
-                ended, self._work, self._ended = self._ended, _raise_withdrawn, _drop_end
+                ended, self._work, self._ended = self._ended, _raise_withdrawn, _ignore_result
                 ended(raised)
 
     def interrupt(self, limit: BaseException) -> None:
@@ -122,7 +122,7 @@ def _raise_withdrawn() -> object:
     raise asyncio.CancelledError("its task could not be created")
 
 
-def _drop_end(_end: object) -> None:
+def _ignore_result(_end: object) -> None:
     pass
 
 
@@ -132,7 +132,7 @@ def _start(runs: list[CoroutineRun]) -> None:
         run.start(loop)
 
 
-def maker_of_tasks(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
+def task_factory(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
     """Return the fastest function that creates a named task on the running loop.
 
     On Python 3.12 and later, tasks start immediately, so that a task that never waits is never
@@ -225,7 +225,7 @@ class EventLoop:
             ready.clear()
         self._loop.stop()
 
-    def record_turns(self, slot: WorkerSlot | None) -> None:
+    def publish_heartbeat(self, slot: WorkerSlot | None) -> None:
         """Start to publish the loop's heartbeat in a worker's slot, or stop if `slot` is None."""
         if self._heartbeat is not None:
             self._heartbeat.close()
@@ -262,7 +262,7 @@ class EventLoop:
         self._waited = None
         return end
 
-    def interrupt_waited(self, limit: BaseException) -> None:
+    def interrupt_wait(self, limit: BaseException) -> None:
         """Raise an exception in the coroutine that `wait` runs. A signal handler may call this."""
         if self._waited is not None:
             self.interrupt(self._waited, limit)

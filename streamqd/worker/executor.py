@@ -125,7 +125,7 @@ def _lanes(context: WorkerContext, hooks: Hooks) -> Lanes:
     return TaskLanes(context.slot, function, hooks.loop, limited=limited)
 
 
-def check_form(consumer: Consumer, hooks: Hooks) -> None:
+def check_signature(consumer: Consumer, hooks: Hooks) -> None:
     """Raise HandlerLoadError if the handler does not support the consumer's settings."""
     form = hooks.loaded.signature
     if clause := handlers.too_many_threads(consumer.lanes, asynchronous=form.asynchronous):

@@ -256,7 +256,7 @@ class Guards:
         return "" if self._paused else "there are too many directives"
 
 
-def guards_of(context: WorkerContext) -> Guards | None:
+def make_guards(context: WorkerContext) -> Guards | None:
     """Return the guards that the consumer configures, or None."""
     consumer, slot = context.consumer, context.slot
     waits = slot.waits

@@ -77,12 +77,12 @@ class Hooks:
         """
         if self.loop is None or not self.loaded.signature.asynchronous:
             return None
-        return self.loop.interrupt_waited
+        return self.loop.interrupt_wait
 
     def show_loop(self, slot: WorkerSlot | None) -> None:
         """Publish the event loop's heartbeat, if there is a loop, in `slot`. Stop if it is None."""
         if self.loop is not None:
-            self.loop.record_turns(slot)
+            self.loop.publish_heartbeat(slot)
 
     def start(self, context: handlers.Context) -> None:
         """Run `on_start`. Raises HandlerLoadError if it fails."""

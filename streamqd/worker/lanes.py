@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from streamqd import handlers, logs
 from streamqd.scoreboard import DONE, FAILED, WorkerSlot
 from streamqd.worker.entry import FetchedEntry
-from streamqd.worker.eventloop import CoroutineRun, EventLoop, maker_of_tasks
+from streamqd.worker.eventloop import CoroutineRun, EventLoop, task_factory
 from streamqd.worker.forks import fork_role
 
 CLOSE_SECONDS = 1.0
@@ -138,7 +138,7 @@ class TaskLanes:
         self._loop.begin(runs)
 
     def _begin(self, entries: list[FetchedEntry]) -> None:
-        make, handle = maker_of_tasks(self._name), self._handle
+        make, handle = task_factory(self._name), self._handle
         for entry in entries:
             handled = handle(entry)
             try:

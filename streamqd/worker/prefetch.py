@@ -67,7 +67,7 @@ class PrefetchController:
         )
 
 
-def bytes_of(entries: list[Any], total: int) -> int:
+def estimate_bytes(entries: list[Any], total: int) -> int:
     """Estimate the size in bytes of `total` entries from a sample of the given ones."""
     if total == 1:
         return sum(map(len, entries[0][1]))

@@ -71,7 +71,7 @@ class Quarantine:
         self._session = ""  # set while entries of a lost owner are being handled
         self._lock: int | None = None
         self._since = 0.0  # start of the current turn (`time.monotonic`)
-        self._had_seconds = 0.0  # total length of the turns since the last pause for other workers
+        self._turn_seconds = 0.0  # total length of the turns since the last pause for other workers
         self._suspects: set[bytes] = set()  # places, including entries that wait in this process
         self._marked = NO_MESSAGE
         self._logged_unlocked = False  # True once the missing lock was logged
@@ -128,7 +128,7 @@ class Quarantine:
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.release_in_child()
-        self._had_seconds += time.monotonic() - self._since
+        self._turn_seconds += time.monotonic() - self._since
 
     def _before_wait(self) -> None:
         """End the turn when the worker starts to wait, unless messages are still running."""
@@ -159,8 +159,8 @@ class Quarantine:
         | delayed again while the mark was sent | the round  | no   | try again            |
         """
         channel = self._context.channel
-        if self._had_seconds > SHARE_SECONDS:
-            self._had_seconds = 0.0
+        if self._turn_seconds > SHARE_SECONDS:
+            self._turn_seconds = 0.0
             self._unmark()
             channel.sleep(2 * POLL_SECONDS)
         runs = len(places) if self._batches else 1  # number of runs that start at the same time

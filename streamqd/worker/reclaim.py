@@ -23,7 +23,7 @@ class Reclaim:
         self._slot = context.slot
         self._calls = calls
         self._pages: dict[bool, messages.Cursor] = {}  # next page of each stream, by `retried`
-        self._looked = False  # True if a page was taken and no read was sent since then
+        self._page_taken = False  # True if a page was taken and no read was sent since then
 
     @property
     def is_requested(self) -> bool:
@@ -36,11 +36,11 @@ class Reclaim:
 
         If `reading` is true because the worker also wants new entries, pages and reads alternate.
         """
-        return self.is_requested and not (self._looked and reading)
+        return self.is_requested and not (self._page_taken and reading)
 
     def record_read(self) -> None:
         """Record that a read is sent, so that the next page may be taken after it."""
-        self._looked = False
+        self._page_taken = False
 
     def pages(self) -> Iterator[bool]:
         """Yield True or False for each stream whose next page must be taken.
@@ -48,10 +48,12 @@ class Reclaim:
         True stands for the retry stream, and False for the partition. When all pages of both
         streams have been taken, the flag is cleared.
         """
-        wanted, self._looked = self._slot.reclaim_requested, False
+        wanted, self._page_taken = self._slot.reclaim_requested, False
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}
         yield from list(self._pages)
-        self._looked = True  # set only after a successful page, so that a failed one is repeated
+        self._page_taken = (
+            True  # set only after a successful page, so that a failed one is repeated
+        )
         if not self._pages:
             self._slot.reclaim_done = wanted
 

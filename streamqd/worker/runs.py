@@ -164,7 +164,7 @@ class SingleRunner:
         self._pace = RunPace(context)
         self._last_run_ns = 0
         self._starts = RunStarts(context.slot, context.counts.delays)
-        self._kept = False  # True if the last message failed and now waits in its place
+        self._waits_in_place = False  # True if the last message failed and now waits in its place
         self._ack_each = context.consumer.ack == EACH
 
     def handle(self, entry: FetchedEntry) -> None:
@@ -177,14 +177,14 @@ class SingleRunner:
 
     def _run(self, entry: FetchedEntry) -> bool:
         """Run the handler for an entry. Return True if the entry now waits in its place."""
-        message, self._kept = entry.message, False
+        message, self._waits_in_place = entry.message, False
         if message.expires_at is None or not self._verdicts.skip_expired(entry):
             entries: list[RawEntry] = [] if entry.has_run else [[entry.id, []]]
             try:
                 self._run_each((message,), entry.index, entry.retried, entry)
             finally:
                 self._starts.count(entries, 0)
-        return self._kept
+        return self._waits_in_place
 
     def run_many(
         self,
@@ -269,13 +269,13 @@ class SingleRunner:
             counts.handled += 1
             if end is None:
                 settler.ack(entry_id, index, ended, retried, counters)
-            elif (error := self._verdicts.error_of(end)) is None:
+            elif (error := self._verdicts.run_error(end)) is None:
                 states[index] = DONE
                 settler.ack(entry_id, index, ended, retried, counters)
             else:
                 if entry is not None:
                     entry.restore()
-                failed = entry or _entry_of(message, entry_id, index, retried)
+                failed = entry or _make_entry(message, entry_id, index, retried)
                 if self._settle_failure(failed, error) and counts.handled != limit:
                     return index - first + 1
             if counts.handled == limit:
@@ -284,13 +284,13 @@ class SingleRunner:
 
     def _settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Record the verdict on a failed run. Return True if the entry runs again in its place."""
-        self._kept = self._verdicts.settle_failure(entry, error)
-        if self._kept:
+        self._waits_in_place = self._verdicts.settle_failure(entry, error)
+        if self._waits_in_place:
             assert self._in_place is not None
             self._in_place.keep(entry)
         elif self._in_place is not None:
             self._in_place.forget(entry)
-        return self._kept
+        return self._waits_in_place
 
     def run_collected(self) -> None:
         """Do nothing, because `handle` runs each message immediately."""
@@ -298,7 +298,7 @@ class SingleRunner:
     drop_collected = run_collected
 
 
-def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> FetchedEntry:
+def _make_entry(message: Message, entry_id: bytes, index: int, retried: bool) -> FetchedEntry:
     own = restore_message(message, entry_id, retried=retried)
     return FetchedEntry(index, entry_place(entry_id, retried=retried), own, retried)
 

@@ -18,7 +18,7 @@ from streamqd.store.messages import entry_place
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry, InFlight
 from streamqd.worker.held_keys import HeldKeys
-from streamqd.worker.prefetch import PrefetchController, bytes_of
+from streamqd.worker.prefetch import PrefetchController, estimate_bytes
 from streamqd.worker.verdicts import Verdicts
 
 DUE_MAX = 128  # held messages taken at a time, both in total and per key
@@ -163,7 +163,7 @@ class SerialExecutor:
     def _run_read(self, fetched: FetchResult) -> None:
         retried, main, began = fetched.retried, fetched.main, now_ns()
         total = len(retried) + len(main)
-        size = bytes_of(retried or main, total)
+        size = estimate_bytes(retried or main, total)
         self._slot.add("bytes", size)
         for first, was_retried, entries in ((0, True, retried), (len(retried), False, main)):
             if entries:

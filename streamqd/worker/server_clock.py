@@ -15,14 +15,14 @@ class ServerClock:
     """
 
     def __init__(self) -> None:
-        self.ahead_ns = 0  # the server's unix time minus `now_ns`
+        self.offset_ns = 0  # the server's unix time minus `now_ns`
         self._read_ns = 0  # time of the last reading (`now_ns`), 0 if there is none
 
     def read(self, link: Connection) -> None:
         """Read the server's clock. Raises RedisUnavailableError, RedisResponseError."""
         seconds, micros = link.execute("TIME")
         self._read_ns = now_ns()
-        self.ahead_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000 - self._read_ns
+        self.offset_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000 - self._read_ns
 
     def is_old(self, now: int) -> bool:
         """Return True if the last reading is so old that `read` should be called again."""
@@ -30,4 +30,4 @@ class ServerClock:
 
     def time(self) -> float:
         """Return the server's unix time in seconds, computed from the last reading."""
-        return (now_ns() + self.ahead_ns) / 1e9
+        return (now_ns() + self.offset_ns) / 1e9

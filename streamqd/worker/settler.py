@@ -86,7 +86,7 @@ class Settler:
         # Acknowledgments that also clear counters in Redis need a script, so no read carries them.
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
-        self._numbered = 0  # number of entries read so far
+        self._read_count = 0  # number of entries read so far
         # The `number` of the first entry in the batch, 0 if the batch does not come from a read.
         self._first = 0
         self.since_ns = 0  # time of the oldest unsettled verdict (`now_ns`), or 0
@@ -175,8 +175,8 @@ class Settler:
         `read` must be True if all places come from one read, in the order of that read.
         """
         self.slot.post_batch(places + self.deferred_places)
-        self._first = self._numbered + 1 if read else 0
-        self._numbered += len(places) if read else 0
+        self._first = self._read_count + 1 if read else 0
+        self._read_count += len(places) if read else 0
         self.items = [item._replace(at=at) for at, item in enumerate(self.items, len(places))]
         for item in self.items:
             self.slot.states[item.at] = FAILED

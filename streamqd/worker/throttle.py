@@ -26,13 +26,13 @@ class RateLimiter:
         slot = self._slot = context.slot
         self._consumer = context.consumer
         self._burst_min = burst
-        self._use(slot.partitions)
+        self._set_rate(slot.partitions)
         self._channel = context.channel
         self._settler = context.settler
         self._waits = slot.waits
         self._since_ns = 0  # start of the current wait, 0 if there is none
 
-    def _use(self, partitions: int) -> None:
+    def _set_rate(self, partitions: int) -> None:
         """Compute the rate of this partition.
 
         If `rate_per` is "group", the partitions share the rate of the group equally.
@@ -71,7 +71,7 @@ class RateLimiter:
         If they have to wait, this is published in the slot.
         """
         if self._slot.partitions != self._partitions:  # the topic has grown
-            self._use(self._slot.partitions)
+            self._set_rate(self._slot.partitions)
         left = self._rate.wait(self._slot.rate_due_ns, now, runs)
         if left and not self._since_ns:
             self._since_ns = now
@@ -96,7 +96,7 @@ class RateLimiter:
             self._waits.end()
 
 
-def rate_limiter_of(context: WorkerContext, burst: int) -> RateLimiter | None:
+def make_rate_limiter(context: WorkerContext, burst: int) -> RateLimiter | None:
     """Return the rate limiter that the consumer configures, or None.
 
     If the consumer does not set `rate_burst`, the burst is either `burst` or the number of runs in

@@ -170,7 +170,7 @@ class Verdicts:
 
     # --- after a failed run ---
 
-    def error_of(self, end: object) -> BaseException | None:
+    def run_error(self, end: object) -> BaseException | None:
         """Return the error of a finished run, or None if its message was handled.
 
         `end` is the handler's return value or its exception.

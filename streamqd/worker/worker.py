@@ -63,7 +63,7 @@ class WorkerLoop:
         self._turns = turns
         self._recovery = recovery
         self._reclaim = Reclaim(context, self.reader.calls)
-        self._trouble = logs.Episode("worker.stalled", "worker.resumed")
+        self._episode = logs.Episode("worker.stalled", "worker.resumed")
         self.reconnect_wait = 0.0  # seconds until the next attempt, 0 after a successful read
         self._listed = False  # True if all pending entries were listed on this connection
         self._idle_since = 0
@@ -135,7 +135,7 @@ class WorkerLoop:
     def _back_off(self, error: RedisUnavailableError | RedisResponseError) -> None:
         """Close the connection, and lengthen the wait before the next attempt to connect."""
         self.slot.add("redis_errors")
-        self._trouble.log_failure(assignment=self.assignment, error=str(error))
+        self._episode.log_failure(assignment=self.assignment, error=str(error))
         self.link.close()
         if isinstance(error, SilentConnectionError):
             # Connections usually fail together, so replace the other one too, instead of probing it
@@ -338,7 +338,7 @@ class WorkerLoop:
         """Pass the entries of a read to the executor. After an empty read, do periodic work."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
-            self._trouble.log_recovery(assignment=self.assignment)
+            self._episode.log_recovery(assignment=self.assignment)
         retried, main = fetched.retried, fetched.main
         if not retried and not main:
             self._check_pending()

@@ -96,7 +96,7 @@ def keep_house(housekeeper: Housekeeper) -> None:
             task.due = 0.0
         housekeeper._round()
         well = not housekeeper._redis_episode.open and all(
-            not task.trouble.open for task in housekeeper._tasks
+            not task.episode.open for task in housekeeper._tasks
         )
         good = good + 1 if well else 0
         if good == 3:

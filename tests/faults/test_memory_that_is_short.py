@@ -15,7 +15,7 @@ import pytest
 
 from streamqd.cgroups import CONTROL_GROUPS, find_oom_group
 from streamqd.process import Exit
-from streamqd.supervisor.limits import BELIEVED_SECONDS, OomMonitor, find_counter
+from streamqd.supervisor.limits import OOM_KILL_SECONDS, OomMonitor, find_counter
 from tests.support.daemon import GROUP, Daemon
 from tests.support.ledger import Audit
 
@@ -56,7 +56,7 @@ def test_old_oom_kill_explains_no_exit(counter: Path):
     kills = OomMonitor(counter)
     kill(counter, 4)
     kills.count_kills(1.0)
-    kills.count_kills(1.5 + BELIEVED_SECONDS)
+    kills.count_kills(1.5 + OOM_KILL_SECONDS)
     assert not kills.explain(KILLED).out_of_memory
     counter.unlink()
     kills.count_kills(9.0)

@@ -122,10 +122,10 @@ def test_refused_renewal_is_not_repeated_immediately(
     refused.release()
     wait_until(lambda: (talk.tick(), refused.refusal)[1], what="it is refused")
     assert refused.phase is Phase.RELEASING
-    assert not talk.exchange.news
+    assert not talk.exchange.has_changes
     link.execute("DEL", keys.fence(*refused.assignment))
     talk.tick()
-    assert talk.exchange.news
+    assert talk.exchange.has_changes
     assert refused.phase is Phase.FREE
 
 

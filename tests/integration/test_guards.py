@@ -20,7 +20,7 @@ from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
 from streamqd.store import directives, messages
 from streamqd.store.client import Connection, connect
 from streamqd.worker import ExitCode
-from streamqd.worker.guards import guards_of
+from streamqd.worker.guards import make_guards
 from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy, Trigger
@@ -283,7 +283,7 @@ def test_circuit_is_not_probed_by_a_state_check(life: Life, slot: WorkerSlot):
     Quarantine and lanes ask the breaker more often than they start a run.
     """
     worker = life.worker("t1", **OPENS | {"breaker": replace(BREAKER, probe_every=1e-9)})
-    guards = guards_of(worker.context)
+    guards = make_guards(worker.context)
     assert guards is not None
     down = Failed("ConnectionError", "", "", ("ConnectionError",))
     for number in range(3):

@@ -158,7 +158,7 @@ def test_promoter_skips_assignments_without_delayed_messages(
 
     harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, "s2", ["payload", "x"]))
     assert run() == (2, 1), "a moment ago something was delayed"
-    monkeypatch.setattr(promoter, "LIVELY_SECONDS", 0.0)
+    monkeypatch.setattr(promoter, "ACTIVE_SECONDS", 0.0)
     harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, "s3", ["payload", "x"]))
     assert run() == (2, 1), "figures older than the last answer are ignored"
 

@@ -126,12 +126,12 @@ def test_dead_letters_expire_in_small_writes(
     streams = [keys.dlq("access", assignment.partition) for assignment in assignments]
     fill(link, streams, letters.PAGE + 1)
     undertaker = DeadLetterExpirer(Store(counting_link, keys), view, settings(server, KEPT))
-    first = measure_costs(undertaker.run, meter, PLACES // batch.WORKS_MAX)
+    first = measure_costs(undertaker.run, meter, PLACES // batch.WRITES_MAX)
     assert lengths(link, streams) == [1] * PLACES, "each had its share before one had a second"
     rest = run_turns(undertaker.run, meter)
     assert lengths(link, streams) == [0] * PLACES
     for cost in [*first[2:], *rest[:-1]]:  # the first turns read settings and load scripts
-        assert (cost.trips, cost.scripts) == (1, batch.WORKS_MAX)
+        assert (cost.trips, cost.scripts) == (1, batch.WRITES_MAX)
     assert sum(view.tally("expired").values()) == PLACES * (letters.PAGE + 1)
 
 
@@ -158,7 +158,7 @@ def test_drops_over_many_turns_are_counted_exactly(
     topic = Topic(partitions=PLACES, retention=Retention(drop_unacked_above=100))
     work = Trimmer(Store(link, keys), view, settings(server, topic))
     with LogLines() as lines:
-        assert len(run_turns(work.run, meter)) > len(several) * 800 // 200 // batch.WORKS_MAX
+        assert len(run_turns(work.run, meter)) > len(several) * 800 // 200 // batch.WRITES_MAX
         told = sum(line["entries"] for line in lines.events("retention.dropped"))
     left = lengths(link, streams)
     assert all(100 <= length <= 200 for length in left)
@@ -175,7 +175,7 @@ def test_expirer_reports_a_bad_key_after_the_other_turns(
     link.execute("SET", streams.pop(0), "x")
     fill(link, streams, letters.PAGE + 1)
     undertaker = DeadLetterExpirer(Store(link, keys), view, settings(server, KEPT))
-    for _ in range(2 * len(assignments) // batch.WORKS_MAX):
+    for _ in range(2 * len(assignments) // batch.WRITES_MAX):
         assert undertaker.run() == 0.0
     with pytest.raises(RedisResponseError, match="WRONGTYPE"):
         undertaker.run()
@@ -201,7 +201,7 @@ def test_assignment_with_many_due_retries_does_not_starve_others(
 ) -> None:
     retries = retry_promoter(Store(link, keys), view)
     hints = dict.fromkeys(assignments, 0)
-    for _ in range(1 + PLACES // batch.WORKS_MAX):
+    for _ in range(1 + PLACES // batch.WRITES_MAX):
         retries.run(hints)  # each assignment is asked once
     many, few = assignments[:4], assignments[-1]
     for assignment in many:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.housekeeper.listener import SURE_SECONDS, Listener
+from streamqd.housekeeper.listener import RECHECK_SECONDS, Listener
 from streamqd.long_poll import PollWords
 from streamqd.model import Assignment
 from streamqd.scoreboard import Scoreboard, WorkerSlot
@@ -64,7 +64,7 @@ def test_listener_wakes_a_worker_that_missed_an_entry(watched: Watched) -> None:
     assert watched.look() is None
     one, keys = ASSIGNMENTS[2], watched.keys
     watched.add(keys.retry_stream(*one), "1-0")
-    assert (watched.look(), watched.missed()) == (SURE_SECONDS, set())
+    assert (watched.look(), watched.missed()) == (RECHECK_SECONDS, set())
     assert (watched.look(), watched.missed(), watched.wakes) == (None, {one}, 1)
     assert (watched.look(), watched.wakes) == (None, 1), "once is enough"
 
@@ -74,7 +74,7 @@ def test_listener_does_not_wake_a_worker_that_read_in_time(watched: Watched) -> 
     watched.wait(one)
     watched.wait(other)
     watched.add(watched.keys.source(*one), "1-0")
-    assert watched.look() == SURE_SECONDS
+    assert watched.look() == RECHECK_SECONDS
     watched.words(one).end()
     watched.wait(other, since=2, main=b"1-0")  # the worker was woken and is waiting again
     assert (watched.look(), watched.missed(), watched.wakes) == (None, set(), 0)

@@ -802,7 +802,7 @@ AROUND = (
         "streamqd/housekeeper/topics.py",
         (
             "return self._known[name][0] if name in self._known else None",
-            "return self._known[name][0] if name in self._known else self._stated.get(name)",
+            "return self._known[name][0] if name in self._known else self._configured.get(name)",
         ),
         tests={
             "integration/test_retention.py": ("test_trimmer_stops_while_settings_are_unreadable")

@@ -29,7 +29,7 @@ def slot() -> WorkerSlot:
 @pytest.fixture
 def delays() -> StartDelays:
     clock = ServerClock()
-    clock.ahead_ns = AT_MS * MS - START
+    clock.offset_ns = AT_MS * MS - START
     return StartDelays(clock)
 
 

@@ -54,7 +54,7 @@ def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], tro
 
     found = wait_result(SubprocessTask(work, title="errand", timeout=30.0))
     assert found.result is None
-    assert found.trouble.startswith(trouble)
+    assert found.error.startswith(trouble)
 
 
 def test_subprocess_task_does_not_affect_its_parent():

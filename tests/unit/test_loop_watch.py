@@ -71,7 +71,7 @@ def test_loop_heartbeat_runs_only_during_open_runs(
     slot: WorkerSlot, loop: eventloop.EventLoop
 ) -> None:
     """The watch costs nothing per message, and an idle loop sets no timer."""
-    loop.record_turns(slot)
+    loop.publish_heartbeat(slot)
     assert slot.loop_thread != threading.get_native_id()
     slot.post_batch([b"m:1-0"])
     slot.states[0] = RUNNING
@@ -91,11 +91,11 @@ def test_loop_heartbeat_runs_only_during_open_runs(
 def test_loop_without_a_slot_writes_no_heartbeat(
     slot: WorkerSlot, loop: eventloop.EventLoop
 ) -> None:
-    loop.record_turns(slot)
+    loop.publish_heartbeat(slot)
     slot.post_batch([b"m:1-0"])
     slot.states[0] = RUNNING
     loop.call(lambda: None)
-    loop.record_turns(None)
+    loop.publish_heartbeat(None)
     assert slot.loop_heartbeat_ns == 0
     turned = threading.Event()
     loop.call(turned.set)

@@ -33,7 +33,7 @@ from streamqd.handlers.payloads import decoder
 from streamqd.handlers.signatures import read_signature
 from streamqd.message import Delivery, Message
 from streamqd.model import Assignment, DeadAsked, ReleaseAsked
-from streamqd.worker.batches import errors_of
+from streamqd.worker.batches import batch_errors
 
 DELIVERY = Delivery(Assignment("access", 3, "hits"), "west-1", 7)
 
@@ -323,11 +323,11 @@ def test_returned_generator_is_a_failure():
 def test_batch_result_has_an_outcome_per_message():
     one, two, three = batch = [message(1), message(2), message(3)]
     error = ValueError()
-    assert errors_of(None, batch) == [None] * 3
-    assert errors_of(error, batch) == [error] * 3
-    assert errors_of(Failures({}), batch) == [None] * 3
-    assert errors_of(Failures({two: error}), batch) == [None, error, None]
-    stranger = errors_of(Failures({one: error, message(1): error}), batch)
+    assert batch_errors(None, batch) == [None] * 3
+    assert batch_errors(error, batch) == [error] * 3
+    assert batch_errors(Failures({}), batch) == [None] * 3
+    assert batch_errors(Failures({two: error}), batch) == [None, error, None]
+    stranger = batch_errors(Failures({one: error, message(1): error}), batch)
     assert [type(each) for each in stranger] == [ValueError] * 3
     assert error not in stranger
 
@@ -335,7 +335,7 @@ def test_batch_result_has_an_outcome_per_message():
         def __init__(self) -> None: ...
 
     mine = Mine()
-    assert errors_of(mine, batch) == [mine] * 3
+    assert batch_errors(mine, batch) == [mine] * 3
     assert three in batch
 
 

@@ -32,7 +32,7 @@ from streamqd.supervisor.plan import (
 )
 from streamqd.supervisor.rolling_replacement import (
     IDLE_PATIENCE_SECONDS,
-    Circumstances,
+    RollConditions,
     RollingReplacement,
 )
 from tests.support.planned_twice import plan_twice
@@ -77,7 +77,7 @@ class Fleet:
         for partition in self.partitions.values():
             if partition.worker is not None:
                 partition.worker.note_quiet(self.now)
-        given = Circumstances(self.now, self.daemon, False, frozenset(), 0)
+        given = RollConditions(self.now, self.daemon, False, frozenset(), 0)
         self.replacement.observe(self.partitions, given)
         return plan_twice(
             lambda: self.replacement.plan_actions(self.partitions.values(), self.now, 60.0),
