@@ -479,7 +479,7 @@ Other modules define further exceptions. To catch those, you can use their base 
 - `SparkError`, for the exceptions of Spark jobs: `DataLossError`, `ArchiveError`,
   `ArchiveDamagedError`, `PipelineError`, `NotPublishedError`, `JavaMissingError` and
   `SparkMissingError`
-- `RequestRefusedError`, for the `AlreadyRunningError` of a daemon with a bundled server
+- `RequestRefusedError`, for the `AlreadyRunningError` of a daemon with an embedded server
 
 `Retry`, `Dead` and `Release` are not errors. Handlers raise them to choose the outcome of a
 message: see [Write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).
