@@ -1,9 +1,9 @@
 """Views and actions for operators, used by the command line and the web console.
 
 The functions return frozen dataclasses, which `as_json` turns into the documents that `--json`
-prints. The docstrings of these classes therefore also document the JSON fields. The names are the
-same, `_unix_ms` fields are Unix milliseconds on the server's clock, and None becomes null. Nothing
-here prints, and views never write.
+prints. Fields and JSON fields have the same names, so the docstrings of these classes also document
+the JSON. `_unix_ms` fields are Unix milliseconds on the server's clock, and None becomes null.
+Nothing in this package prints, and its views never write to Redis.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 def as_json(value: Any) -> Any:
     """Convert a value to JSON types.
 
-    A dataclass becomes an object with its fields. If a value has a method `document`, the result of
-    that method is converted instead. A field that contains bytes becomes a string. If the bytes are
-    not UTF-8, they are encoded in Base64, and the suffix `_base64` is added to the name of the
-    field.
+    A dataclass becomes an object with its fields. If a value has a method `document`, its result is
+    converted instead. A field that contains bytes becomes a string. If the bytes are not UTF-8,
+    they are encoded in Base64, and `_base64` is added to the field's name.
     """
     if hasattr(value, "document"):
         return as_json(value.document())

@@ -1,4 +1,4 @@
-"""Take over a group that other clients have read."""
+"""Take over a consumer group that was created and read by other clients."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class ConsumerRow:
 class AdoptedGroup:
     """The result of an adoption, or of its dry run.
 
-    `consumers` lists the consumers as they were before, and `entries` is the number of their
-    pending entries. `unreadable` lists values in Redis that cannot be read. They count as missing.
+    `consumers` lists the other clients' consumers before the adoption, and `entries` is the total
+    number of their pending entries. `unreadable` lists values in Redis that cannot be read, and
+    were therefore treated as missing.
     """
 
     topic: str
@@ -45,9 +46,10 @@ class AdoptedGroup:
 
 
 def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
-    """Return the other clients' consumers of a group.
+    """Return the consumers of other clients in a group that have pending entries.
 
-    Raises RequestRefusedError if streamqd owns a partition of the group.
+    This is the dry run of `adopt`. Raises RequestRefusedError if streamqd owns a partition of the
+    group.
     """
     count = groups.partition_count(store, topic, group)
     assignments = [Assignment(topic, number, group) for number in range(count)]
@@ -74,8 +76,9 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
 def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Hand all pending entries of other clients to streamqd. The next owner handles them first.
 
-    Raises RequestRefusedError if streamqd owns a partition of the group. If it acquires one during
-    the call, entries that were already adopted stay adopted.
+    Raises RequestRefusedError if an instance of streamqd owns a partition of the group. If an
+    instance acquires a partition during the call, the entries that were already adopted stay
+    adopted.
     """
     seen, reader = survey(store, topic, group), ViewReader(store)
     for unread in seen.unreadable:

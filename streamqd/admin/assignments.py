@@ -1,7 +1,8 @@
 """Rows of assignments, each of which shows one group on one partition to operators.
 
-`published_rows` takes the rows from the summary of an instance. `measure_assignments` measures the
-rows in Redis, and adds the values that their owners have published. Neither function writes.
+`published_rows` builds the rows from the summary that an instance has published.
+`measure_assignments` measures the assignments in Redis, and adds the values that their owners have
+published. Neither function writes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from streamqd.store.statistics import AssignmentFigures, Backlog
 
 COUNT_MAX = 1_000  # unread messages counted one by one if the server keeps no count
 RECENT_SECONDS = 300.0  # age up to which a failure counts as recent
-# Worker states in which the lease was released, but the instance still publishes the assignment.
+# Worker states in which the instance has released the lease, but still publishes the assignment.
 _RELEASED_STATES = ("broken", "failed")
 # An assignment, and the values of its row that an instance has published.
 Report = tuple[Assignment, dict[str, Any]]
@@ -53,9 +54,9 @@ class AssignmentRow:
     """One group on one partition. None means unknown.
 
     The first fields are read from Redis. The fields from `worker` to `hard_timeout` are published
-    by the instance in `reporter`. This is the owner or, after a crash loop, the last owner. It is
-    '' if there is neither. `paused` and `stopped` are true as soon as a directive is stored, even
-    if it has not been applied yet.
+    by the instance that `reporter` names. This is the owner, or, if the worker crashed in a loop,
+    the last owner. `reporter` is '' if there is neither. `paused` and `stopped` are true as soon as
+    the directive is stored, even if no instance has applied it yet.
     """
 
     topic: str
@@ -134,9 +135,9 @@ class AssignmentRow:
 
     @property
     def state(self) -> str:
-        """The state of the worker, or of the lease if that is free or expired.
+        """The state of the worker, or that of the lease if it is free or expired.
 
-        It is `unknown` if no instance reports a worker, as for the assignment of a query.
+        If no instance reports a worker, as for the assignment of a query, the state is `unknown`.
         """
         return self.lease if self.lease in ("free", "expired") else self.worker or "unknown"
 
@@ -150,7 +151,7 @@ class AssignmentRow:
     def last_failure(self) -> RecentFailure | None:
         """The last failure, or None if there was none in the last 5 minutes.
 
-        If the circuit is open or half-open, only failures that can open it count.
+        If the circuit is open or half-open, only failures of the kind that opens it count.
         """
         found = self.failures
         if self.worker in ("halted", "probing"):
@@ -180,13 +181,13 @@ def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAss
 def dependency_failures(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
     """Return the failures that can open a circuit.
 
-    A verdict of a handler, such as `Dead` or `Retry`, cannot.
+    A failure that a handler reports itself, with a verdict such as `Dead` or `Retry`, cannot.
     """
     return tuple(each for each in failures if each.error not in _VERDICT_CLASSES)
 
 
 def error_name(error: str) -> str:
-    """Return an error class without its module, or a sentence unchanged. The log has the module."""
+    """Return an error class without its module, which the log has, or a sentence unchanged."""
     return error if " " in error else error.rpartition(".")[2]
 
 
@@ -204,7 +205,8 @@ def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow
 def parse_reports(instance: str, summary: dict[str, Any]) -> list[Report]:
     """Return each assignment in a summary with its published values.
 
-    Callers can add more values before they build a row.
+    The values are the fields of an AssignmentRow. A caller can add values from Redis before it
+    builds the row.
     """
     tables = published.to_tables(summary.get("assignments"))
     return [(_parse_assignment(raw), _published_values(instance, raw)) for raw in tables]
@@ -279,8 +281,9 @@ def measure_assignments(
 ) -> list[AssignmentRow]:
     """Return a row for each assignment, from Redis and from the values that its owner published.
 
-    `shared_values` returns additional values for the row of an assignment. If the server keeps no
-    count of unread messages, they are counted one by one, up to `count_max`.
+    `reports` contains the published values, and `shared_values` returns additional values for the
+    row of an assignment. If the server does not count unread messages, they are counted one by one,
+    up to `count_max`.
     """
     known = {(values["owner"], assignment): values for assignment, values in reports}
     known |= {
@@ -350,12 +353,12 @@ def _count_unread(
 ) -> tuple[Counter[tuple[Assignment, int]], set[Assignment]]:
     """Count the unread messages of each assignment, separately for MAIN and RETRY.
 
-    The second result contains the assignments that were only partly counted. If the server keeps no
-    count, messages are counted one by one, up to `most` or a few more. The streams take turns,
-    because each call counts only as many messages as its byte limit allows.
+    If the server does not count them, they are counted one by one, up to `most` or a few more. Each
+    call counts only as many messages as its byte limit allows, so the streams take turns. Also
+    return the assignments that could not be counted completely.
     """
     keys, found, uncounted = reader.keys, Counter[tuple[Assignment, int]](), set[Assignment]()
-    # Streams that are not fully counted, with the ID after which the count continues.
+    # Streams that are not fully counted yet, with the ID after which to continue counting.
     left: list[tuple[tuple[Assignment, int], str, str]] = []
     for assignment, each in figures.items():
         streams = {keys.source(*assignment): each.main, keys.retry_stream(*assignment): each.retry}

@@ -1,11 +1,12 @@
 """The audit log of a topic, a bounded stream that records its changes and who made them.
 
-Commands that replay, cancel, reset, delete, export or forget, and commands that change a schedule,
-write one entry when they finish. A growth writes one when it starts. Commands on dead letters also
-write one when they are interrupted. The web console writes one for each change.
+A command that replays, cancels, resets, deletes, exports or forgets something, or that changes a
+schedule, writes one entry when it finishes. Growing a topic writes an entry when it starts. A
+command on dead letters also writes one if it is interrupted. The web console writes one for each
+change.
 
-The stream keeps about the last 10,000 entries and belongs to no partition. Deleting the topic
-deletes the log and writes one new entry that records the deletion.
+The log keeps about the last 10,000 entries, and is not part of any partition. Deleting the topic
+deletes the log, and then writes one new entry that records the deletion.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from streamqd.store.store import Store
 
 ENTRIES_MAX = 10_000
 _person: ContextVar[str] = ContextVar("person", default="")  # '' for the user of this process
-# Maximum number of characters of a value. It is limited because a filter may list a thousand dead
-# letters.
+# Maximum number of characters of a value, as a filter may list a thousand dead letters.
 _VALUE_CHARS = 2_000
 
 
@@ -35,11 +35,11 @@ _VALUE_CHARS = 2_000
 class AuditEntry:
     """An entry of the audit log.
 
-    `id` is its entry ID in the stream of the log, so IDs are in order of time. `at_unix_ms` is the
-    time on the server's clock, and `who` is user@host, or a person who used the web console.
+    `id` is its entry ID in the stream of the log, so IDs are ordered by time. `at_unix_ms` is the
+    time on the server's clock. `who` is user@host, or the person who used the web console.
     `arguments` contains the arguments of the command, and `counts` the number of items for each
-    outcome. `first_id` and `last_id` are the first and the last changed ID, or '' if the command
-    has no IDs. `note` is free text.
+    outcome. `first_id` and `last_id` are the first and the last ID that the command changed, or ''
+    if it does not work on IDs. `note` is free text.
     """
 
     id: str
@@ -113,7 +113,7 @@ def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Audi
 
 @contextlib.contextmanager
 def acting_as(person: str) -> Iterator[None]:
-    """Record a person instead of the process's user for changes in this thread or task."""
+    """Record a person instead of the process's user, within a block in this thread or task."""
     token = _person.set(person)
     try:
         yield
@@ -122,15 +122,15 @@ def acting_as(person: str) -> Iterator[None]:
 
 
 def acting_person() -> str:
-    """Return the acting person, or else the user of this process as `user@host`.
+    """Return the person set by `acting_as`, or else the user of this process as `user@host`.
 
-    A user without a name is shown with the user ID.
+    If the system has no name for the user, the user ID is used instead.
     """
     if person := _person.get():
         return person
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # in a container, the user may have no name
+    except (KeyError, OSError):  # in a container, the user ID may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
@@ -147,8 +147,8 @@ def _entry(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         return fields.get(name, b"").decode("utf-8", "replace")
 
     def table(name: bytes) -> dict[str, Any]:
-        # An entry may have been written by hand or by a later version. Show an invalid value
-        # unchanged.
+        # An entry may have been written by hand or by a later version. If a value is invalid, it is
+        # shown unchanged.
         try:
             found = json.loads(text(name) or "{}")
         except (ValueError, RecursionError):

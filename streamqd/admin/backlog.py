@@ -1,4 +1,4 @@
-"""Measure the backlog of groups: figures of assignments, positions, and counts of entries."""
+"""Measure the backlog of groups: figures of assignments, positions, and the number of entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PENDING_MAX = 10_000  # pending entries of one stream that are counted one by on
 def measure(
     reader: ViewReader, assignments: Sequence[Assignment]
 ) -> list[statistics.AssignmentFigures | None]:
-    """Measure assignments. Return the figures of each, or None as `assignment_figures` does."""
+    """Return the figures of each assignment, or None where `parse_figures` returns None."""
     calls = [statistics.measure_assignment(reader.keys, assignment) for assignment in assignments]
     replies = reader.measure(calls)
     return [
@@ -34,13 +34,13 @@ def parse_figures(
 ) -> statistics.AssignmentFigures | None:
     """Parse a reply to `statistics.measure_assignment`.
 
-    Return None if the group does not exist, or if the reply is unreadable.
+    Return None if the group does not exist, or if the reply cannot be read.
     """
     return reader.figures(statistics.assignment_figures, reply, reader.keys.retry(*assignment))
 
 
 def read_positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the groups of each stream, with the ID that was last delivered to each group."""
+    """Map each stream to its groups, and each group to the ID that was last delivered to it."""
     replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])
     return {
         stream: {
@@ -54,7 +54,7 @@ def read_positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict
 def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
     """Count the entries after a position. If the second value is False, there may be more.
 
-    No bodies are read. Entries that are written during the count are not counted.
+    The entries themselves are not fetched. Entries that are written while this counts are left out.
     """
     newest = store.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
     if not newest:
@@ -84,9 +84,9 @@ def count_between(
 def count_other_clients(
     reader: ViewReader, assignments: Sequence[Assignment]
 ) -> list[dict[str, int]]:
-    """Return the pending entries of each assignment, counted by the other client that holds them.
+    """Return how many pending entries of each assignment each other client holds.
 
-    Entries with no consumer are counted under ''.
+    Entries that no consumer holds are counted under ''.
     """
     asked = [
         ("XPENDING", stream, assignment.group)
@@ -98,9 +98,9 @@ def count_other_clients(
 
 
 def parse_other_clients(replies: Sequence[Any]) -> dict[str, int]:
-    """Return the result of `other_clients` for one assignment.
+    """Return the result of `count_other_clients` for one assignment.
 
-    `replies` contains the XPENDING summaries of its two streams.
+    `replies` contains the XPENDING summaries of the partition's stream and of the retry stream.
     """
     found: Counter[str] = Counter()
     for reply in replies:

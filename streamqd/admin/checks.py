@@ -1,8 +1,8 @@
 """Register checks and run them, for `doctor`, `doctor stream`, `status`, `top` and the console.
 
 A check has a stable ID, a title and a pure function from facts to findings. All facts are read
-once, before the checks run. An invalid value in Redis is missing from the facts, and `ViewReader`
-reports it, so it affects only its own assignment.
+once, before any check runs. An invalid value in Redis is left out of the facts and reported by
+`ViewReader`, so it affects only its own assignment.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-Facts = TypeVar("Facts", contravariant=True)  # a check can be run with more facts than it needs
+Facts = TypeVar("Facts", contravariant=True)  # a check can get more facts than it needs
 
 
 class Need(enum.Enum):
-    """A set of facts that `doctor` gathers together. The value describes the cost."""
+    """A set of facts that `doctor` reads together. The value describes the cost of reading them."""
 
     SERVER = "about 12 commands"
     PERMISSIONS = "about 130 commands, in 4 transactions that are discarded"
@@ -44,10 +44,10 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One result of a check function: the problem and the fix (a sentence each), and the evidence.
+    """A problem that a check function found, with its fix (a sentence each) and the evidence.
 
-    `about` is the subject, such as a topic or an instance, or '' for the server or this host.
-    `severity` overrides the severity of the check.
+    `about` is the subject, such as a topic or an instance, or '' for the server or this host. If
+    `severity` is set, it replaces the severity of the check.
     """
 
     text: str
@@ -62,8 +62,8 @@ class Finding:
     """A finding of a check.
 
     `about` is the subject, or '' for the server or this host. `severity` is problem, warning or
-    note. `evidence` contains the figures. Its fields depend on the check, and later versions can
-    add fields.
+    note. `evidence` contains the values that led to the finding. Its fields depend on the check,
+    and later versions may add more.
     """
 
     check: str
@@ -92,7 +92,10 @@ class Check(Generic[Facts]):
 
     @property
     def cost(self) -> str:
-        """The cost of reading its facts. Checks that need the same facts share it."""
+        """The cost of reading the facts that it needs.
+
+        Checks that need the same facts share this cost.
+        """
         return "; ".join(need.value for need in self.needs)
 
 

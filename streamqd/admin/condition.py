@@ -1,15 +1,15 @@
 """Derive the condition of an assignment from its facts, as one stable word. No I/O.
 
-An operator's directive takes precedence over ownership, and ownership over the worker's state.
+An operator's directive determines the condition first, then the lease, and then the worker's state.
 """
 
 from __future__ import annotations
 
-RUNNING_SECONDS = 1.0  # age from which a run determines the condition
+RUNNING_SECONDS = 1.0  # age at which a run is long enough to be shown as the condition
 STEADY = 0.5  # messages per second by which a lag must change to count as changing
-STUCK_SECONDS = 10.0  # age from which a run may block the partition
+STUCK_SECONDS = 10.0  # age at which a run may be blocking the partition
 
-# Published worker states for which views use another word.
+# Worker states that instances publish under other words than views show.
 _WORKERS = {
     "broken": "crash-loop",
     "halted": "circuit-open",
@@ -19,7 +19,7 @@ _WORKERS = {
 }
 
 # All conditions, the most serious first. If the partitions of a group have different conditions,
-# views show the one that comes first.
+# the view of the group shows the one that comes first here.
 _ORDER = (
     *("failed", "crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open"),
     *("flooded", "blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet"),
@@ -62,19 +62,19 @@ def condition(
     if worker == "ready" and long:
         return "running"
     if paused or worker == "paused":
-        # The worker counts as running until the current message finishes, and then as paused.
+        # The worker pauses after its current message, so until then it counts as running.
         return "running" if long else "paused"
     return _WORKERS.get(worker, worker)
 
 
 def recovery(left: int | None, of: int | None, size: int | None) -> str:
-    """Describe the progress of a run in rounds. `size` is 0 if no round is running."""
+    """Describe how many suspects have not run in rounds yet. `size` is 0 if no round is running."""
     this_round = f", round of {size:,}" if size else ""
     return f"{left or 0:,} of {of or 0:,} suspects left{this_round}"
 
 
 def severity_rank(word: str) -> int:
-    """Return the sort key of a condition. The most serious condition has the lowest one."""
+    """Return the sort key of a condition. The most serious condition has the smallest key."""
     return _ORDER.index(word) if word in _ORDER else _ORDER.index("unknown")
 
 

@@ -1,7 +1,8 @@
 """List, show and cancel the delayed sends of a topic, or send them now.
 
-The ID of a delayed send is `PARTITION:send-id`. `send` with `delay` or `at` returned its uid, which
-is `topic/partition/send-id`. The delivered message has a different uid.
+The ID of a delayed send is `PARTITION:send-id`. A call of `send` with `delay` or `at` returns the
+uid of the delayed send, which is `topic/partition/send-id`. When the send is due, the message is
+written to the topic and gets another uid.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _UID = re.compile(r"(?P<topic>[^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 class DelayedRow:
     """A delayed send in a list, which is sorted by due time.
 
-    `key` is '' if it has no key. Unknown numbers are null, and `payload_bytes` is null if the
-    stored send is invalid.
+    `key` is '' if the message has no key. Unknown numbers are null. `payload_bytes` is also null if
+    the stored send is invalid.
     """
 
     id: str
@@ -55,7 +56,7 @@ class DelayedSend:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A delayed send that was already sent, with the uid of its message."""
+    """A delayed send that was already sent, with the uid of the message in the topic."""
 
     id: str
     uid: str
@@ -65,10 +66,10 @@ class SentMessage:
 class DelayedChanged:
     """The result of an action on delayed sends.
 
-    `changed` is the number of delayed sends that were changed. The others were no longer waiting.
-    `sent` lists the delayed sends that were already sent, with the uids of their messages.
-    `unknown` lists the IDs that are not among the newest 10,000 entries of their partitions: these
-    sends were canceled, sent earlier, or never written.
+    `changed` is the number of delayed sends that were changed. The others were no longer waiting:
+    `sent` lists those whose messages were found in the topic, with their uids. `unknown` lists the
+    IDs whose messages are not among the newest 10,000 entries of their partitions. These sends were
+    canceled, were sent earlier, or never existed.
     """
 
     changed: int
@@ -82,9 +83,9 @@ def messages(store: Store, topic: str) -> MessageList[Delayed, DelayedRow]:
 
 
 def select_ids(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
-    """Yield the IDs of the matching delayed sends, page by page.
+    """Yield the IDs of the delayed sends that match a filter, page by page.
 
-    Raises TopicNotFoundError and RequestRefusedError.
+    Raises TopicNotFoundError, and RequestRefusedError if the filter cannot be used.
     """
     return (message.position.name for message in messages(store, topic).iterate(choice))
 
@@ -92,8 +93,8 @@ def select_ids(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]
 def show(store: Store, topic: str, name: str) -> DelayedSend:
     """Return a delayed send.
 
-    Raises RequestRefusedError if it is no longer waiting. If its message is found, the error
-    contains the uid.
+    Raises RequestRefusedError if it is no longer waiting. If it was already sent and its message is
+    found, the text of the error contains the message's uid.
     """
     [(partition, send_id)] = _read(store, topic, [name])
     score = store.execute("ZSCORE", store.keys.delayed_sends(topic, partition), send_id)
@@ -128,10 +129,10 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 
 
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
-    """Cancel delayed sends. Each one is either canceled or sent.
+    """Cancel delayed sends. A send that becomes due at the same time is either canceled or sent.
 
-    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError if a partition does not
-    exist.
+    Raises TopicNotFoundError, InvalidRequestError for an invalid ID, and RequestRefusedError if a
+    partition does not exist.
     """
     canceled, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -151,8 +152,8 @@ def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
 def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """Make delayed sends due now. A housekeeper sends them within seconds.
 
-    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError if a partition does not
-    exist.
+    Raises TopicNotFoundError, InvalidRequestError for an invalid ID, and RequestRefusedError if a
+    partition does not exist.
     """
     changed, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -172,7 +173,8 @@ def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
 def find_sent(store: Store, topic: str, names: Sequence[str], changed: int = 0) -> DelayedChanged:
     """Find the messages of delayed sends that are no longer waiting.
 
-    They are found by the send ID in their fields.
+    A message contains the ID of its delayed send, so the newest messages are searched for these
+    IDs. `changed` is passed on in the result.
     """
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:
@@ -207,7 +209,7 @@ def _row(found: FoundMessage[Delayed]) -> DelayedRow:
 
 
 def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Parse IDs. Each is either `PARTITION:send-id` or the uid that `send` returned.
+    """Parse IDs, each of which is either `PARTITION:send-id` or the uid that `send` returned.
 
     Raises TopicNotFoundError, InvalidRequestError and RequestRefusedError.
     """
@@ -231,7 +233,8 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """Return the IDs by partition, in batches that each fit into one call.
 
-    If the IDs are given as a list, every ID is parsed before the first batch is returned.
+    If the IDs are given as a list, all of them are parsed before the first batch is returned, so
+    that an invalid ID is reported before anything is changed.
     """
     read = _read(store, topic, names)
     if isinstance(names, Sequence):

@@ -1,8 +1,8 @@
 """Write and remove directives, plan their effects, and report who has not applied them yet.
 
-A directive is a field in Redis that every instance applies with its next heartbeat. No instance is
-contacted directly. A directive stays until it is removed, even while no instance is running. Only
-the fleet's state in Redis determines if a directive is refused.
+A directive is a field in Redis that every instance reads and applies with its next heartbeat, so no
+instance is contacted directly. A directive stays until it is removed, even while no instance is
+running. Whether a directive is accepted depends only on the fleet's state in Redis.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class DirectiveRow:
     """One directive. `kind` is pause, stop, move, drain, reload, rebalance or stack.
 
     `target` is the scope, assignment or instance that the directive applies to, or '' for a
-    rebalance. `to` is the new owner in a move, otherwise ''. `instance_missing` is true if the
+    rebalance. `to` is the new owner in a move, and otherwise ''. `instance_missing` is true if the
     instance of a drain, move or reload is not live. Reload, rebalance and stack directives are
-    applied once, and their `done` is true after every live instance has applied them. Pass `name`
-    to `control clear`.
+    applied only once, and `done` becomes true when every live instance has applied them. To remove
+    the directive, pass `name` to `control clear`.
     """
 
     name: str
@@ -72,8 +72,8 @@ class WrittenDirective:
 
     `directive` is the name of the directive. `at_unix_ms` is the time at which it was written, or
     null if nothing was written. `changed` is false if the fleet was already in the requested state.
-    `notes` contains sentences with advice. `waiting` contains one sentence for each assignment or
-    instance that was not done when the timeout expired.
+    `notes` contains sentences with advice. `waiting` contains a sentence for each assignment or
+    instance that had not applied the directive when the timeout expired.
     """
 
     directive: str
@@ -91,7 +91,7 @@ def consuming_instances(fleet: Fleet, topic: str) -> list[str]:
 
 
 def view(fleet: Fleet) -> ControlView:
-    """Return all directives as they are stored."""
+    """Return all directives of a fleet as they are stored."""
     reader = ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
     return ControlView(state.now_unix_ms, rows(state), state.control.unreadable, reader.rows)
@@ -136,8 +136,8 @@ def rows(state: FleetState) -> list[DirectiveRow]:
         )
         for name, directive in sorted(found.reloads.items())
     ]
-    # Instances read these with their next heartbeat and apply them immediately, so a later
-    # heartbeat shows that they are done.
+    # Instances apply these directives as soon as a heartbeat reads them. A live instance whose
+    # heartbeat is later than the directive has therefore applied it.
     immediate = [
         ("stack", str(assignment), directive)
         for assignment, directive in sorted(found.stacks.items())
@@ -151,9 +151,9 @@ def rows(state: FleetState) -> list[DirectiveRow]:
 
 
 def _is_reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
-    """Return True if every live instance for which a reload is meant has applied it.
+    """Return True if every live instance that a reload applies to has reloaded since then.
 
-    Instances that publish no time of their last reload are assumed to have applied it.
+    Instances that do not publish the time of their last reload are assumed to have reloaded.
     """
     done = [
         one.reloaded is None or one.reloaded >= ordered_unix_ms
@@ -175,9 +175,9 @@ def write(
     to: str = "",
     remove: list[str] | None = None,
 ) -> DirectiveChange:
-    """Write a directive, remove others, and wake the fleet.
+    """Write a directive, remove others, and wake all instances, so that they apply the change soon.
 
-    Raises RequestRefusedError if the fleet has too many directives.
+    Raises RequestRefusedError if the fleet already has too many directives.
     """
     call = directives.change(
         fleet.store.keys,
@@ -195,8 +195,8 @@ def write(
             " `streamqd control list`, and remove old ones with `streamqd control clear` or"
             " `streamqd rebalance`"
         )
-    # The reply is ignored. If the user may not publish, or no instance is listening, the instances
-    # find the directive with their next heartbeat.
+    # The reply is ignored. If this user may not publish, or no instance is listening, the instances
+    # read the directive with their next heartbeat.
     fleet.store.pipeline([("PUBLISH", fleet.store.keys.wake(fleet.name), "order")])
     return DirectiveChange.parse(reply)
 
@@ -211,7 +211,7 @@ def _write_unless_dry(
     to: str = "",
     notes: Sequence[str] = (),
 ) -> WrittenDirective:
-    """Write a directive, unless this is a dry run."""
+    """Write a directive. In a dry run, only return the result."""
     at = None if dry_run else write(fleet, name, why=why, to=to).at_unix_ms
     return WrittenDirective(name, at, changed, dry_run, list(notes))
 
@@ -224,7 +224,7 @@ def _remove_directives(
     dry_run: bool,
     notes: Sequence[str] = (),
 ) -> WrittenDirective:
-    """Remove directives, unless this is a dry run."""
+    """Remove directives. In a dry run, only return the result."""
     at = None if dry_run else write(fleet, remove=remove).at_unix_ms
     return WrittenDirective(name, at, True, dry_run, list(notes))
 
@@ -249,7 +249,10 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
 
 
 def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> WrittenDirective:
-    """Stop fetching in a scope. Raises RequestRefusedError if the scope does not exist."""
+    """Stop workers from fetching in a scope.
+
+    Raises RequestRefusedError if the scope does not exist.
+    """
     check_scope(fleet, scope)
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
@@ -261,9 +264,9 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Wri
 
 
 def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> WrittenDirective:
-    """Remove the pauses of a scope and of everything within it.
+    """Remove the pause of a scope and all pauses within it.
 
-    Raises RequestRefusedError if the scope is paused only as part of a wider scope.
+    Raises RequestRefusedError if the scope is paused only because a wider scope is paused.
     """
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
@@ -341,7 +344,8 @@ def find_live_member(state: FleetState, instance: str) -> MemberView:
 def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> WrittenDirective:
     """Make an instance hand over everything that it owns, and keep it from owning anything.
 
-    Raises RequestRefusedError if the instance is not live.
+    Other instances take over what they have consumers for. Raises RequestRefusedError if the
+    instance is not live.
     """
     state = published.fleet_state(fleet)
     seen = find_live_member(state, instance)
@@ -359,7 +363,7 @@ def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Wr
 
 
 def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> WrittenDirective:
-    """Allow a drained instance to own partitions again, even if it is not live now."""
+    """Allow a drained instance to own partitions again. The instance does not need to be live."""
     state = published.fleet_state(fleet)
     name = f"drain:{instance}"
     if instance not in state.control.drains:
@@ -373,7 +377,7 @@ def reload(
 ) -> WrittenDirective:
     """Make one instance, or all instances one after another, reload configuration and code.
 
-    Raises RequestRefusedError if the instance is not live, or if no instance is.
+    Raises RequestRefusedError if this instance is not live, or if no instance is.
     """
     state = published.fleet_state(fleet)
     if instance is not None:
@@ -405,7 +409,7 @@ def reload(
 def unfinished_reloads(
     fleet: Fleet, state: FleetState, instances: Sequence[str]
 ) -> dict[str, PendingReload]:
-    """Return the unfinished reloads of live instances, in the order of `instances`."""
+    """Return the unfinished reloads of these live instances, in the given order."""
     summaries = published.read_summaries(ViewReader(fleet.store), fleet.name, instances)
     found = {
         name: reloads.pending(state, name, summary)
@@ -426,9 +430,9 @@ def _format_age(state: FleetState, waiting: PendingReload) -> str:
 class Forgotten:
     """The result of removing an instance from the fleet, or of the dry run.
 
-    `ownerless` is the number of partitions that the instance owned last and that still have no
-    owner. `directives` contains the names of the directives for this instance, which are kept.
-    `topics` contains the topics that it consumed.
+    `ownerless` is the number of partitions whose last owner was this instance and that no other
+    instance has acquired yet. `directives` contains the names of the directives for this instance,
+    which are kept. `topics` contains the topics that it consumed.
     """
 
     instance: str
@@ -444,10 +448,10 @@ class Forgotten:
 def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     """Remove a dead instance from the fleet.
 
-    Raises RequestRefusedError if the instance or one of its leases is still live. The call watches
-    for a heartbeat for half a TTL, because after a jump of the clock every instance seems to be
-    silent. The leases must have expired before the instance is removed, because other instances
-    read their duration from its entry.
+    Raises RequestRefusedError if the instance or one of its leases is still live. After a jump of
+    the clock, every instance seems to be silent, so the call first watches for a heartbeat for half
+    a TTL. The leases must have expired before the instance is removed, because other instances read
+    the duration of its leases from its entry.
     """
     state = published.fleet_state(fleet)
     heartbeat = _member(fleet, state, instance)
@@ -530,8 +534,8 @@ def clear(
 ) -> Cleared:
     """Remove directives by name, including invalid ones.
 
-    If `missing` is true, the directives for instances that are not live are removed too. Raises
-    RequestRefusedError if a name is unknown.
+    If `missing` is True, also remove the directives for instances that are not live. Raises
+    RequestRefusedError if there is no directive with one of the names.
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
@@ -549,10 +553,7 @@ def clear(
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """An assignment that changes its owner.
-
-    `owner` is the current owner and `to` is the new one. Each is '' if there is none.
-    """
+    """An assignment that changes its owner from `owner` to `to`. Each is '' if there is none."""
 
     topic: str
     partition: int
@@ -566,8 +567,8 @@ class Rebalanced:
     """The result of a rebalance, or of the dry run.
 
     `moves` contains the moves that the rebalance starts, and `forgotten` the names of the move
-    directives that it removes. `waiting` contains one sentence for each assignment that had not
-    arrived when the timeout expired.
+    directives that it removes. `waiting` contains a sentence for each assignment that had not
+    reached its new owner when the timeout expired.
     """
 
     at_unix_ms: int | None
@@ -580,9 +581,9 @@ class Rebalanced:
 def move(
     fleet: Fleet, assignment: Assignment, to: str, why: str, *, dry_run: bool = False
 ) -> WrittenDirective:
-    """Move an assignment to an instance, where it stays until another move or a rebalance.
+    """Move an assignment to an instance, which keeps it until another move or a rebalance.
 
-    Raises RequestRefusedError if the instance cannot own it now.
+    Raises RequestRefusedError if the instance cannot own the assignment now.
     """
     check_scope(fleet, Scope(assignment.topic, assignment.partition, None))
     state = published.fleet_state(fleet)
@@ -626,7 +627,7 @@ def move(
 
 
 def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
-    """Remove all move directives, and rebalance the fleet immediately, without waiting times."""
+    """Remove all move directives, and rebalance the fleet now, without the usual waiting times."""
     state = published.fleet_state(fleet)
     planned = plan(fleet, state)
     forgotten = [f"move:{assignment}" for assignment in sorted(state.control.moves)]
@@ -637,7 +638,7 @@ def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
 
 
 def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
-    """Return the moves that a rebalance would start now, disregarding the move directives."""
+    """Return the moves that a rebalance would start now. Move directives are ignored."""
     assignments = [
         assignment
         for assignment in offered_assignments(fleet, state)
@@ -653,7 +654,7 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
 
 
 def offered_assignments(fleet: Fleet, state: FleetState) -> list[Assignment]:
-    """Return every assignment for which a live member has a consumer."""
+    """Return every assignment for which at least one live instance has a consumer."""
     return _list_assignments(
         fleet, {pair for seen in state.live.values() for pair in seen.member.offers}
     )
@@ -682,7 +683,7 @@ def read_owners(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment,
 
 
 def not_moved(fleet: Fleet, assignment: Assignment, to: str) -> list[str]:
-    """Return one sentence if the instance does not own the assignment, otherwise an empty list."""
+    """Return a sentence if the instance does not own the assignment yet. Otherwise, return []."""
     owner = read_owners(fleet, [assignment]).get(assignment, "")
     return [] if owner == to else [f"{assignment} is owned by {owner or 'no instance'}"]
 
@@ -696,7 +697,7 @@ def not_drained(fleet: Fleet, instance: str) -> list[str]:
 
 
 def not_rebalanced(fleet: Fleet) -> list[str]:
-    """Return a sentence for each assignment that has not reached its planned owner."""
+    """Return a sentence for each assignment that has not reached its planned owner yet."""
     return [
         f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'no instance'},"
         f" not by {each.to or 'no instance'}"
@@ -705,7 +706,7 @@ def not_rebalanced(fleet: Fleet) -> list[str]:
 
 
 def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
-    """Return a sentence for each partition of a stopped group that is still owned."""
+    """Return a sentence for each partition of a stopped group that still has an owner."""
     return [
         f"{owner} owns {assignment}"
         for assignment, owner in _group_owners(fleet, topic, group).items()
@@ -714,7 +715,7 @@ def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
 
 
 def not_started(fleet: Fleet, topic: str, group: str) -> list[str]:
-    """Return a sentence for each partition of a started group that has no owner."""
+    """Return a sentence for each partition of a started group that has no owner yet."""
     owners = _group_owners(fleet, topic, group)
     return [f"no instance owns {assignment}" for assignment, owner in owners.items() if not owner]
 
@@ -734,8 +735,8 @@ _UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
     """Return a sentence for each assignment that may not be paused yet.
 
-    Either its worker still has a message running, or its owner has not published its state since
-    the given time (Unix ms, server's clock).
+    This is the case if its worker is still running a message, or if its owner has not published its
+    state since the given time (Unix ms, server's clock).
     """
     return _list_unreported(fleet, scope, since_unix_ms, paused=True)
 
@@ -743,8 +744,9 @@ def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
 def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
     """Return a sentence for each assignment that may not have resumed yet.
 
-    Either its worker is still paused, or its owner has not published its state since the given time
-    (Unix ms, server's clock). Assignments under another pause are left out.
+    This is the case if its worker is still paused, or if its owner has not published its state
+    since the given time (Unix ms, server's clock). Assignments that another pause covers are left
+    out.
     """
     return _list_unreported(fleet, scope, since_unix_ms, paused=False)
 
@@ -775,9 +777,9 @@ def _list_unreported(fleet: Fleet, scope: Scope, since: int, *, paused: bool) ->
 def _read_reports(
     fleet: Fleet, instances: list[str]
 ) -> dict[str, tuple[int, dict[Assignment, str]]]:
-    """Return the states of each instance's workers, and when it published them.
+    """Return, for each instance, when it last published its state, and the states of its workers.
 
-    The time is in Unix ms on the server's clock, or 0 if nothing is published.
+    The time is in Unix ms on the server's clock, or 0 if the instance has published nothing.
     """
     found = published.read_summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
@@ -790,7 +792,7 @@ def _read_reports(
 
 
 def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> list[str]:
-    """Return a sentence for each live instance that has not finished a reload."""
+    """Return a sentence for each of these live instances that has not finished its reload."""
     state = published.fleet_state(fleet)
     live = state.live
     left = [
@@ -805,7 +807,7 @@ def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> li
 
 
 def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
-    """Return the reason why each instance refused its last reload. Other instances are left out."""
+    """Map each instance that refused its last reload to the reason."""
     infos = published.fleet_state(fleet).infos
     problems = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
     return {name: problem for name, problem in problems.items() if problem}
@@ -815,9 +817,10 @@ def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
 class DepartingAssignment:
     """One assignment of the departing instance.
 
-    `to` is the instance that takes it, or '' if there is none. In that case, `stranded` is the
+    `to` is the instance that takes it over, or '' if there is none. In that case, `stranded` is the
     reason: no-consumer (no other instance has a consumer for it), broken (its worker crashes in a
-    loop on every other instance) or max-partitions. Otherwise, `stranded` is ''.
+    loop on every other instance) or max-partitions (the other instances own as many as they may).
+    Otherwise, `stranded` is ''.
     """
 
     topic: str
@@ -833,10 +836,10 @@ class DepartingAssignment:
 class Departure:
     """The plan for the departure of an instance. `last` is true if no instance can take over.
 
-    `longest_run_seconds` is the age of the message that has been running longest on the instance,
-    and `longest_run` is its assignment. A drain waits for this message, up to the drain_timeout of
-    the instance. The fields are null and '' if no message is running or the instance has published
-    nothing.
+    `longest_run` names the assignment on this instance whose message has been running longest, and
+    `longest_run_seconds` is the age of that run. A drain waits for this message, up to the
+    drain_timeout of the instance. The fields are '' and null if no message is running or if the
+    instance has published nothing.
     """
 
     instance: str
@@ -889,12 +892,13 @@ def predict_takers(
     owners: Mapping[Assignment, str],
     moves: Mapping[Assignment, str],
 ) -> dict[Assignment, tuple[str, str]]:
-    """Return the new owner of each assignment of an instance, or the reason why there is none.
+    """Map each assignment of an instance to its next owner, or to the reason why it has none.
 
     `instance` is the departing instance, and `others` contains the other members that may own
     something. No I/O.
     """
-    # The departing owner is not among the members, so its assignments are placed like free ones.
+    # The departing owner is not among these members, so its assignments are placed as if they were
+    # free.
     wanted = place(others, assignments, owners, moves)
     owned = Counter(wanted.values())
     found = {}

@@ -1,6 +1,7 @@
 """Read messages with a due time, earliest first: a group's retries, or a topic's delayed sends.
 
-Both are stored in the same format: a sorted set of due times and a hash of packed fields.
+Both are stored in the same way: due times in a sorted set, and the fields of the messages in a
+hash.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from streamqd.store.store import Store
 PAGE = 64
 BATCH = 64  # maximum number of messages that one call changes
 FIRST, LAST = " ", "\U0010ffff"  # sort before and after every place
-# The buckets of a histogram, with the end of each in seconds from now. Messages that are due later
-# are in LATER.
+# The buckets of a histogram, each with its end in seconds from now. Messages that are due after the
+# last end are counted in LATER.
 BUCKETS = {
     "overdue": 0,
     "within 1 min": 60,
@@ -42,7 +43,7 @@ Row = TypeVar("Row")
 
 
 def make_holder(topic: str, partition: int, group: str) -> Holder:
-    """Return the assignment or, if `group` is '' (delayed sends), only the topic and partition."""
+    """Return the assignment, or only the topic and partition for delayed sends (`group` is '')."""
     return Assignment(topic, partition, group) if group else (topic, partition)
 
 
@@ -73,8 +74,8 @@ class DueBucket:
     """The number of messages that are due after the previous bucket, up to the end of this one.
 
     `until_unix_ms` is the end (inclusive). `label` is a name in `BUCKETS`, or LATER for the last
-    bucket, which has no end. To show the messages of the bucket, start a page of the list at
-    `cursor`. It is '' for the first bucket.
+    bucket, which has no end. To list the messages of the bucket, pass `cursor` to the list. It is
+    '' for the first bucket.
     """
 
     label: str
@@ -87,7 +88,7 @@ class DueBucket:
 class DueHistogram:
     """The number of waiting messages by due time.
 
-    They were counted in the first `counted` of `partitions` partitions.
+    Counting is limited, so only the first `counted` of `partitions` partitions are included.
     """
 
     buckets: Sequence[DueBucket]
@@ -105,7 +106,8 @@ def histogram(
 ) -> DueHistogram:
     """Count retries of a group, or delayed sends of a topic if `group` is '', by due time.
 
-    Sends at most `COUNTS_MAX` commands, each O(log n). An unreadable key counts as empty.
+    At most `COUNTS_MAX` commands are sent, each of which takes O(log n). A key that cannot be read
+    counts as empty.
     """
     ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS.values()]
     counted = min(partitions, COUNTS_MAX // (len(ends) + 1))
@@ -132,7 +134,7 @@ def histogram(
 def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]]]:
     """Group items by partition, in lists of at most BATCH items.
 
-    One list for each partition is held in memory.
+    At most one unfinished list per partition is held in memory.
     """
     waiting: dict[int, list[Item]] = {}
     for partition, item in items:
@@ -148,7 +150,7 @@ def find(store: Store, holder: Holder, name: str) -> Due | None:
     score = store.execute("ZSCORE", key_by_name(store.keys, "delayed", holder), name)
     if score is None:
         return None
-    # Read the page that starts just before the message. Due times have no fraction.
+    # Read the page that starts just before the message. Due times are whole milliseconds.
     [one], _ = retries.rows(
         store.run(retries.page(store.keys, holder, (int(float(score)), name[:-1]), 1))
     )
@@ -183,7 +185,7 @@ def _read_in_order(
 
 
 def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[list[Delayed], bool]:
-    """Read a page. A message with an unreadable due time is left out, and the reader records it."""
+    """Read a page. A message with an invalid due time is left out, and the reader records it."""
     due, items = (
         key_by_name(reader.keys, "delayed", holder),
         key_by_name(reader.keys, "items", holder),

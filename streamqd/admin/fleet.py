@@ -44,13 +44,14 @@ _ASSIGNMENT = (
 class GroupStatus:
     """A group, summarized over all partitions of its topic.
 
-    `condition` is the most serious condition among its partitions (see `AssignmentRow`), and
-    `condition_partitions` is the number of partitions in this condition. `longest_run_seconds` is
-    the age of its oldest handler run. `reason` explains the condition: the reason given for a pause
-    or stop, the progress of a run in rounds, or the last failure. It is '' if there is none.
-    `owned` is the number of partitions that instances own. `rate` is the number of messages
-    acknowledged per second, or null if it is unknown. `lag` and `dead_letters` are null unless they
-    are known for every partition.
+    `condition` is the most serious condition of its partitions (see `AssignmentRow`), and
+    `condition_partitions` is the number of partitions in this condition. `reason` explains the
+    condition: the reason that an operator gave for a pause or a stop, the progress of a run in
+    rounds, or the last failure. It is '' if there is no such reason.
+
+    `longest_run_seconds` is the age of the group's oldest handler run. `owned` is the number of
+    partitions that instances own. `rate` is the number of messages acknowledged per second, or null
+    if it is unknown. `lag` and `dead_letters` are null unless they are known for every partition.
     """
 
     topic: str
@@ -92,8 +93,8 @@ class StatusView:
 
     `directives` lists pauses first. `unreadable_directives` maps each invalid directive to a
     description of its problem. `dead_letters` maps each topic that has dead letters to their
-    number. `problems` contains one sentence for each problem. `unreadable` lists invalid values in
-    Redis, which count as missing.
+    number. `problems` contains a sentence for each problem. `unreadable` lists invalid values in
+    Redis, which are treated as missing.
     """
 
     fleet: str
@@ -137,13 +138,16 @@ def _assignment(row: AssignmentRow) -> dict[str, Any]:
 
 
 def status(fleet: Fleet, topic: str | None = None) -> StatusView:
-    """Return the state of the fleet, or of its work on one topic. Raises TopicNotFoundError."""
+    """Return the state of the fleet, or of its work on one topic.
+
+    Raises TopicNotFoundError.
+    """
     reader = ViewReader(fleet.store)
     seen = snapshot.read(fleet, topic, dead_letters=True, reader=reader)
     state, rows = seen.state, seen.assignments
-    # Count the leases, because a silent instance still publishes the number that it used to own.
-    # For a view of one topic, take the published numbers instead: only the leases of that topic are
-    # read, so counting them would give too low a number.
+    # The leases are counted, because a silent instance still publishes the number of partitions
+    # that it used to own. In the view of one topic, only the leases of that topic are read, so the
+    # published numbers are shown instead.
     owned = Counter(row.owner for row in rows if row.lease == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
@@ -200,7 +204,7 @@ def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> lis
 
 
 def _reason(same_condition: list[AssignmentRow], control: Directives) -> str:
-    """Return the reason for the condition that some assignments share, or '' if it is unknown."""
+    """Return the reason for the condition that these assignments share, or '' if it is unknown."""
     first = same_condition[0]
     stop, pause = control.find_stop(first.assignment), control.find_pause(first.assignment)
     if first.condition == "stopped" and stop is not None:
@@ -222,7 +226,7 @@ def _last_error(same_condition: list[AssignmentRow]) -> str:
 
 
 def _lagging_groups(assignments: Sequence[AssignmentRow]) -> list[LaggingGroup]:
-    """Return the groups with unread messages. The group that has waited longest comes first."""
+    """Return the groups with unread messages, starting with the one whose message is the oldest."""
     found = []
     for (topic, group), some in by_group(row for row in assignments if row.lag != 0).items():
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
@@ -264,7 +268,7 @@ def _problems(seen: FleetSnapshot, dead_letters: Mapping[str, int]) -> list[str]
 
 
 def _schedule_problems(timed: ScheduleTotals) -> list[str]:
-    """Return one sentence that counts the schedules with a problem, or an empty list."""
+    """Return a sentence with the number of schedules that have a problem, or [] if none has."""
     words = {
         "late": timed.late,
         "unreadable": timed.unreadable,

@@ -1,9 +1,9 @@
 """List groups with their positions, delete a group, or reset its position.
 
-A reset forgets messages that were delivered and not acknowledged. If they come after the new
-position, they become unread. If they come before it, they count as finished. A reset is refused
-while an instance owns the group, unless it is forced. A forced reset also takes the partition from
-its owner in the same step, so that later calls of that owner's worker are rejected.
+A reset forgets messages that were delivered and not acknowledged. Those after the new position
+become unread, and those before it count as finished. A reset is refused while an instance owns the
+group, unless it is forced. A forced reset takes the partition from its owner in the same step, so
+later calls of the owner's worker are rejected.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from streamqd.store.store import Store
 class GroupRow:
     """One group in `group list`, with sums over the partitions of its topic.
 
-    `owned` is the number of partitions that instances own, and `owners` contains the names of the
-    owning instances. The other fields have the same meaning as in `group describe`. `unreadable`
-    lists values of the topic that cannot be read. If they hide all groups of a topic, the topic has
-    one row without a group.
+    `owned` is the number of partitions that instances own, and `owners` contains the names of these
+    instances. The other fields mean the same as in `group describe`. `unreadable` lists values of
+    the topic that cannot be read. If they hide all groups of a topic, the topic has a single row
+    without a group.
     """
 
     topic: str
@@ -69,9 +69,9 @@ _PARTITION = (
 class GroupDetail:
     """A group on a topic.
 
-    `missing` contains the partitions on which the group does not exist. `lag` is a lower bound if
-    `lag_exact` is false. `unreadable` lists values in Redis that cannot be read. An unreadable
-    number counts as absent.
+    `missing` contains the partitions on which the group does not exist. If `lag_exact` is false,
+    `lag` is a lower bound. `unreadable` lists values in Redis that cannot be read. A number among
+    them is treated as missing.
     """
 
     topic: str
@@ -112,10 +112,10 @@ class GroupDeleted:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The pending and the failed messages of a group, which are discarded if it is deleted.
+    """The pending and the failed messages of a group, which are lost if the group is deleted.
 
-    `due` is the number of retries that are due but unread, which are also part of the lag.
-    `retries` is this number plus the number of waiting retries.
+    `due` is the number of retries that are due but still unread. They are also part of the lag.
+    `retries` is the number of all retries: those that are due, and those that still wait.
     """
 
     pending: int
@@ -192,7 +192,10 @@ def partition_count(store: Store, topic: str, group: str, reader: ViewReader | N
 
 
 def names(store: Store, topic: str) -> list[str]:
-    """Return the groups of a topic, including partially deleted ones. Raises TopicNotFoundError."""
+    """Return the groups of a topic, including those whose deletion is unfinished.
+
+    Raises TopicNotFoundError.
+    """
     count = topics.partition_count(store, topic)
     found = {*topics.groups(store, topic, range(count))}
     return sorted(found | {*registry.known_groups(store, topic)})
@@ -201,9 +204,9 @@ def names(store: Store, topic: str) -> list[str]:
 def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted:
     """Delete a group with its position, its retries and its counters. Its dead letters are kept.
 
-    Repeat the call to finish an interrupted deletion. Raises TopicNotFoundError. Raises
-    RequestRefusedError if the group is unknown or, unless the deletion is forced, if the group is
-    owned or has unfinished messages. All partitions are checked before the first one is changed.
+    To finish an interrupted deletion, repeat the call. All partitions are checked before the first
+    one is changed. Raises TopicNotFoundError. Raises RequestRefusedError if the group is unknown
+    or, unless `force` is True, if an instance owns it or it has unfinished messages.
     """
     count = topics.partition_count(store, topic)
     if group not in names(store, topic):
@@ -221,7 +224,8 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
             raise RequestRefusedError(
                 f"{assignment} received new messages; pass --force to discard them"
             )
-    # Remove the record of the group last, because it allows an interrupted deletion to be repeated.
+    # The record of the group is removed last, because an interrupted deletion needs it to be
+    # repeated.
     store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
 
@@ -248,7 +252,7 @@ def count_unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
 
 
 def owned_sentence(assignment: Assignment, owner: str) -> str:
-    """Return the refusal text for an assignment that an instance or another command owns."""
+    """Return the sentence with which a request is refused because of the owner of an assignment."""
     if owner in KEEPERS:
         return (
             f"a {owner.replace('-', ' ')} is changing {assignment}, or was interrupted; run this"
@@ -274,7 +278,7 @@ def _refuse_busy(store: Store, assignments: Sequence[Assignment]) -> None:
 
 
 def _measure_existing(reader: ViewReader, assignments: Sequence[Assignment]) -> list[AssignmentRow]:
-    """Return the rows of the assignments whose group exists on the partition, with exact lags."""
+    """Return rows with exact lags, for the assignments whose group exists on the partition."""
     rows = measure_assignments(reader, assignments, 0, count_max=backlog.COUNT_MAX)
     return [row for row in rows if row.exists]
 
@@ -304,11 +308,12 @@ FUTURE_MS_MAX = 60_000  # ms that a client's clock may be ahead of the server's
 class PartitionReset:
     """One partition in the result of `group reset`.
 
-    `before` and `after` are the old and the new position, each the ID of the last entry read.
-    `unread` is the number of entries after the new position, or a lower bound if `unread_exact` is
-    false. `pending` is the number of forgotten deliveries, and `waiting_retries` the number of
-    removed waiting retries. `retried` is the number of entries removed from the retry stream,
-    including acknowledged entries that were still kept there.
+    `before` and `after` are the old and the new position, each of which is the ID of the last entry
+    read. `unread` is the number of entries after the new position, or a lower bound if
+    `unread_exact` is false. `pending` is the number of deliveries that the reset forgot, and
+    `waiting_retries` the number of waiting retries that it removed. `retried` is the number of
+    entries that it removed from the retry stream, including acknowledged ones that were still
+    stored there.
     """
 
     partition: int
@@ -322,7 +327,7 @@ class PartitionReset:
 
     @property
     def reached(self) -> str:
-        """The new position: `end` after all messages, otherwise formatted by `format_position`."""
+        """The new position: `end` if it is after all messages, or else as in `format_position`."""
         return "end" if self.unread_exact and not self.unread else format_position(self.after)
 
 
@@ -330,7 +335,7 @@ class PartitionReset:
 class GroupReset:
     """The result of `group reset`, or of its dry run.
 
-    `obstacle` is the reason why the reset would be refused now, or '' if it would not be.
+    `obstacle` is the reason why the reset would be refused now, or '' if there is none.
     """
 
     topic: str
@@ -357,16 +362,16 @@ class GroupReset:
 
 
 def format_position(position: str) -> str:
-    """Format the position of a group as `start`, as `before ID`, or as the ID.
+    """Format the position of a group as `start`, as `before ID`, or as the last ID read.
 
-    `before ID` is a position between two messages.
+    `before ID` stands for a position between two messages.
     """
     ms, _, seq = position.partition("-")
     if position == "0-0":
         return "start"
     if seq == str(SEQ_MAX) and ms.isdigit():
-        # No server generates the greatest ID of a millisecond, so such a position is the place
-        # immediately before the next ID.
+        # No server generates the greatest sequence number of a millisecond. Such a position
+        # therefore means that the next entry to read has at least the ID that follows.
         return f"before {int(ms) + 1}-0"
     return position
 
@@ -424,10 +429,10 @@ def reset(
     """Set the position of a group on all partitions of a topic, or only on the given ones.
 
     A partition is changed in one step, or in several if it has many pending messages. In that case,
-    the reset itself owns the partition until the last step. Nothing is changed if a growth of the
-    topic keeps one of the partitions, or if one is owned and the reset is not forced. A dry run
-    only reads, and reports such a refusal as `obstacle`. Raises TopicNotFoundError and
-    RequestRefusedError.
+    the reset itself owns the partition until the last step. The reset is refused, and nothing is
+    changed, if a growth of the topic holds back one of the partitions, or if an instance owns one
+    and `force` is False. A dry run only reads, and reports such a refusal as `obstacle`. Raises
+    TopicNotFoundError and RequestRefusedError.
     """
     count = partition_count(store, topic, group)
     for number in partitions:
@@ -485,8 +490,8 @@ def _reset(
 def _obstacle(store: Store, assignments: Sequence[Assignment], *, force: bool) -> str:
     """Return why these assignments cannot be reset now, or '' if they can.
 
-    Even a forced reset is refused for partitions that a growth of the topic keeps, because their
-    keys would lose their order.
+    Even a forced reset is refused for partitions that a growth of the topic holds back, because the
+    messages of a key could then be handled out of order.
     """
     views = lease_views(ViewReader(store), assignments)
     for assignment, view in zip(assignments, views, strict=True):

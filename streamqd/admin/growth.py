@@ -32,8 +32,8 @@ from streamqd.store import leases, messages
 from streamqd.store.growth import Growth
 from streamqd.store.store import Store
 
-OWNER = TOPIC_GROW  # owner of a new partition during the growth, as views show it
-LEASE_SECONDS = 3650 * 86_400.0  # duration of leases that are not renewed
+OWNER = TOPIC_GROW  # shown in views as the owner of a new partition during the growth
+LEASE_SECONDS = 3650 * 86_400.0  # duration of the growth's leases, which are never renewed
 PARTITIONS_MAX = 4096
 SWITCHED, RELEASED = "switched", "released"
 
@@ -43,8 +43,9 @@ class GroupSettling:
     """The progress of one group during a growth.
 
     `left` is the number of messages before the barriers that the group has not finished. If an old
-    partition has more than 200,000 unread messages, or at least 10,000 pending ones, `left_exact`
-    is false and `left` is a lower bound. `done` is true when the group reads the new partitions.
+    partition has more than 200,000 unread messages, or at least 10,000 pending ones, `left` is a
+    lower bound and `left_exact` is false. `done` is true once the group can read the new
+    partitions.
     """
 
     group: str
@@ -55,9 +56,9 @@ class GroupSettling:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a growth from `before` to `partitions`.
+    """The progress of a growth from `before` to `partitions` partitions.
 
-    `done` is true when it is complete.
+    `done` is true when it is over.
     """
 
     topic: str
@@ -86,10 +87,10 @@ def grow(
 ) -> Progress:
     """Start the growth of a topic to `to` partitions, or continue it as far as possible now.
 
-    The call does not wait for groups. To continue the growth, repeat it. `notify` is called with
-    SWITCHED when the new partitions exist, even if an earlier call has created them, and with
-    RELEASED when some can be owned. A topic that already has `to` partitions is not changed. Raises
-    TopicNotFoundError and RequestRefusedError.
+    The call does not wait for groups, so repeat it to continue the growth. `notify` is called with
+    SWITCHED when the new partitions exist, even if an earlier call created them, and with RELEASED
+    when instances can own some of them. If the topic already has `to` partitions, nothing is
+    changed. Raises TopicNotFoundError and RequestRefusedError.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -104,7 +105,7 @@ def grow(
         )
         found = found._replace(phase=growth_calls.SWITCHED)
     if found.phase == growth_calls.SWITCHED:
-        # Include groups that were created between the check and the switch.
+        # This includes groups that were created between the check and the switch.
         _reserve_partitions(store, topic, found, _groups(store, topic, found), new)
         reply = store.run(
             growth_calls.mark(store.keys, topic, found.token, _last_ids(store, topic, found))
@@ -116,9 +117,9 @@ def grow(
 
 
 def progress(store: Store, topic: str, to: int) -> Progress | None:
-    """Return the progress of the growth to `to` partitions, or None if `grow` would start it.
+    """Return the progress of the growth to `to` partitions, or None if it has not started.
 
-    The growth is done if the topic has that many partitions. Writes nothing. Raises
+    If the topic already has that many partitions, the growth is done. Writes nothing. Raises
     TopicNotFoundError, and RequestRefusedError if the topic cannot grow to this number or is
     already growing to another.
     """
@@ -136,8 +137,8 @@ def progress(store: Store, topic: str, to: int) -> Progress | None:
 def check_configured(topic: str, to: int, configured: config.Topic | None, source: str) -> None:
     """Raise RequestRefusedError if a configuration sets fewer partitions than the new count.
 
-    Daemons with this configuration would not start again. `source` is the name of the configuration
-    in the error.
+    Daemons with this configuration could not start after the growth. `source` names the
+    configuration in the error.
     """
     if configured and "partitions" in configured.explicit and configured.partitions < to:
         raise RequestRefusedError(
@@ -152,13 +153,14 @@ def notifier(
 ) -> Callable[[str], None]:
     """Return a `notify` function for one growth.
 
-    The function makes the daemons of a fleet reload, and wakes them. `note` is called with a
-    sentence if no daemon can reload.
+    The function makes the daemons of a fleet reload when the new partitions exist, and wakes them
+    when partitions become free. If no daemon can reload, `note` is called with a sentence about
+    that.
     """
     reloaded = False
 
     def notify(step: str) -> None:
-        # One reload makes the daemons read the new count. A wake-up announces free partitions.
+        # A reload makes the daemons read the new partition count. Later calls only wake them.
         nonlocal reloaded
         if step == RELEASED:
             fleet.store.execute("PUBLISH", fleet.store.keys.wake(fleet.name), OWNER)
@@ -175,7 +177,8 @@ def notifier(
 def _refuse_cluster(store: Store, topic: str) -> None:
     """Raise RequestRefusedError if the partition count and the partitions are on different nodes.
 
-    In that case, the script that writes a message cannot compare the count.
+    The script that writes a message must compare the partition count, and cannot do so in that
+    case.
     """
     if (
         len(store.connection.group_by_node([store.keys.meta(topic), store.keys.stream(topic, 0)]))
@@ -239,7 +242,8 @@ def _check_count(topic: str, count: int, to: int) -> None:
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
-    # Exclude groups that read dead letters, for which the order of keys does not matter.
+    # Groups that read dead letters are left out, because the order of keys does not matter for
+    # them.
     return topics.groups(store, topic, range(found.before), only_messages=True)
 
 
@@ -250,7 +254,7 @@ def _reserve_partitions(
     names: Iterable[str],
     new: Iterable[int],
 ) -> None:
-    """Create each group at the start of the new partitions, and acquire its leases."""
+    """Create each group at the start of each new partition, and acquire its lease."""
     assignments = [Assignment(topic, number, name) for name in names for number in new]
     measure(
         store, [messages.ensure_group(store.keys, assignment, "0") for assignment in assignments]
@@ -261,8 +265,8 @@ def _reserve_partitions(
         for assignment, view in zip(assignments, views, strict=True)
     ]
     for assignment, reply in zip(assignments, measure(store, calls), strict=True):
-        # After the switch, a daemon may already own the partitions of a new group. This is no
-        # problem, because such a group has no earlier messages.
+        # After the switch, a daemon may already own partitions of a group that is new. This does no
+        # harm, because a new group has no earlier messages whose order must be kept.
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.STARTED:
             raise RequestRefusedError(
                 f"{assignment} is already owned, although the topic has only {found.before}"
@@ -279,9 +283,9 @@ def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
 def _hand_over_partitions(
     store: Store, topic: str, found: Growth, to: int, notify: Callable[[str], None]
 ) -> Progress:
-    """Release the new partitions to the groups that are done.
+    """Release the new partitions of each group that has handled all messages before the barriers.
 
-    Finish the growth when all groups have their partitions.
+    When all groups have their new partitions, finish the growth.
     """
     kept = _find_owned(store, topic, found, to)
     rows = []
@@ -326,8 +330,8 @@ def _count_unsettled(store: Store, topic: str, found: Growth, name: str) -> Grou
         for stream, barrier, position in _positions(store, topic, found, name, numbers):
             if position is None:
                 continue  # the group was deleted on this partition
-            # Count unread entries first. An entry that is read between the two calls is then
-            # counted as pending.
+            # Unread entries are counted first. An entry that the group reads between the two calls
+            # is then counted twice, as unread and as pending, but never left out.
             unread = 0
             if read_id(position) < read_id(barrier):
                 unread, whole = backlog.count_between(store, stream, position, barrier)

@@ -17,9 +17,9 @@ from streamqd.model import Assignment
 from streamqd.store.members import Heartbeat, to_member_view
 from streamqd.words import plural, precise_duration, rough_duration
 
-QUIET_SECONDS = 30.0  # silence after which a housekeeper is reported. It publishes every 2 s.
-RELOAD_SECONDS = 60.0  # seconds that a reload may take before it is reported
-YOUNG_SECONDS = 30.0  # age up to which an instance may not have published anything yet
+QUIET_SECONDS = 30.0  # silence after which a housekeeper is reported (it publishes every 2 s)
+RELOAD_SECONDS = 60.0  # duration above which a reload is reported
+YOUNG_SECONDS = 30.0  # age up to which it is normal that an instance has published nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Sort, filter and page lists of messages. All kinds of messages use the same list.
+"""Sort, filter and page lists of messages. All kinds of messages use the same kind of list.
 
 Each kind of message has a function that returns its `MessageList`: `tail.messages` (all messages of
 a topic), `pending.messages`, `delayed.messages` (delayed sends), `retries.messages` and
-`dead_letters.messages`. Their modules also define the rows, the details of one message, and the
-actions. Nothing in this module depends on a particular kind.
+`dead_letters.messages`. The modules of these functions also define the rows, the details of a
+message, and the actions on messages. Nothing in this module depends on a particular kind.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ Row = TypeVar("Row")
 
 
 class MessagePosition(NamedTuple):
-    """The position of a message in its list, written `RANK/PARTITION:PLACE` as a cursor.
+    """The position of a message in its list. As a cursor, it is written `RANK/PARTITION:PLACE`.
 
-    `place` is unique in the partition: an entry ID, `m:ID`, `r:ID` or a send ID. `rank` is a number
-    that is compared before the place, such as the due time. A rank of 0 is omitted from the cursor.
+    `place` is unique in the partition. Depending on the kind, it is an entry ID, `m:ID`, `r:ID` or
+    a send ID. `rank` is a number that is compared first, such as the due time. A rank of 0 is
+    omitted from the cursor.
     """
 
     rank: int
@@ -60,9 +61,9 @@ class MessagePosition(NamedTuple):
 class FoundMessage(NamedTuple, Generic[Item]):
     """A message as it was read, before it becomes a row.
 
-    `unix_ms` is the time that filters compare. Depending on the kind, it is the time at which the
+    `unix_ms` is the time that filters compare. Depending on the kind, this is the time at which the
     message was written or dead-lettered, or its due time. `fields` contains the fields of the
-    message, and is empty for pending messages.
+    message. For pending messages, it is empty.
     """
 
     position: MessagePosition
@@ -75,12 +76,12 @@ class FoundMessage(NamedTuple, Generic[Item]):
 class MessageFilter:
     """A filter for messages. A message must match each field that is set.
 
-    `ids` contains names such as `PARTITION:PLACE`, and is only used by actions. `error_class`
-    matches the class with its module, or only its last part. `key` must match exactly. All pairs in
-    `headers` must be present. Retries and delayed sends are read without headers, so none of them
-    matches a filter with headers. `since_unix_ms` (inclusive) and `until_unix_ms` (exclusive) bound
-    `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt that a retry may be waiting for.
-    Pending messages can only be filtered by partition and time.
+    `ids` contains names such as `PARTITION:PLACE`, and is used only by actions. `error_class`
+    matches either the class with its module, or only its last part. `key` must match exactly. A
+    message must have all pairs in `headers`. Retries and delayed sends are read without their
+    headers, so a filter with headers matches none of them. `since_unix_ms` (inclusive) and
+    `until_unix_ms` (exclusive) limit `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt
+    that a retry may be waiting for. Pending messages can be filtered only by partition and time.
     """
 
     ids: tuple[str, ...] = ()
@@ -96,9 +97,9 @@ class MessageFilter:
     attempt_min: int = 1
 
     def takes(self, unix_ms: int, fields: Mapping[bytes, bytes]) -> bool:
-        """Return True if a message with this time and these fields matches.
+        """Return True if a message with this time and these fields matches the filter.
 
-        IDs and partitions are not compared.
+        IDs and partitions are not checked here.
         """
         if self.since_unix_ms is not None and unix_ms < self.since_unix_ms:
             return False
@@ -150,11 +151,11 @@ MATCH_ALL = MessageFilter()
 class MessagePage(Generic[Row]):
     """One page of a list, with rows of its kind.
 
-    `total` is the number of all messages in the list, including messages that do not match. Pass
-    `cursor` to get the next page. It is '' on the last page. `complete` is False if the search
-    stopped at its budget, or if the list leaves messages out. In both cases, more messages may
-    match, even if `cursor` is ''. `unreadable` lists values in Redis that cannot be read. A message
-    without a readable position has no row, and an unreadable counter is 0.
+    `total` is the number of all messages in the list, whether they match or not. Pass `cursor` to
+    get the next page. It is '' on the last page. `complete` is False if the search stopped at its
+    budget, or if the list leaves messages out. In both cases, more messages may match, even if
+    `cursor` is ''. `unreadable` lists values in Redis that cannot be read. A message whose position
+    cannot be read has no row, and a counter that cannot be read is 0.
     """
 
     now_unix_ms: int
@@ -169,13 +170,13 @@ class MessagePage(Generic[Row]):
 class MessageList(Generic[Item, Row]):
     """The messages of one kind over all partitions of a topic, in one order.
 
-    An instance is used for one search, and writes nothing. `partitions` is the partition count of
-    the topic, and `total` returns the number of messages. `order` returns the sort key of a
-    position, and raises ValueError if the position cannot be one of this list. `read` is called
-    with partitions, a filter, a position to start from and a number of rows. It returns one or more
-    sorted readers, which may also return messages that do not match. `rows` turns the messages of a
-    page into rows. `complete` is False if `read` leaves messages out. `reader` collects the invalid
-    values.
+    An instance is used for one search, and writes nothing. `partitions` is the number of partitions
+    of the topic, and `total` returns the number of messages in them. `order` returns the sort key
+    of a position, and raises ValueError if the position does not belong to this kind of list.
+    `read` is called with partitions, a filter, a position to start from and a number of rows. It
+    returns one or more sorted iterators, which may also yield messages that do not match. `rows`
+    turns the messages of a page into rows. `complete` is False if `read` leaves messages out.
+    `reader` collects invalid values.
     """
 
     reader: ViewReader
@@ -200,10 +201,10 @@ class MessageList(Generic[Item, Row]):
     ) -> MessagePage[Row]:
         """Return a page of the matching messages.
 
-        The page has at most `limit` rows. The search stops after it has examined `budget` messages,
-        or if that is None, only when the page is full. Bodies are read a few at a time. Raises
+        The page has at most `limit` rows. The search stops when the page is full, or after it has
+        examined `budget` messages if that is set. Payloads are read a few at a time. Raises
         InvalidRequestError if the cursor is from another list, and RequestRefusedError if the
-        partition does not exist.
+        partition in the filter does not exist.
         """
         following, complete, kept = "", self.complete, list[FoundMessage[Item]]()
         last = self._position(cursor) if cursor else None
@@ -229,9 +230,9 @@ class MessageList(Generic[Item, Row]):
     def iterate(
         self, choice: MessageFilter = MATCH_ALL, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield matching messages up to a maximum number, read page by page.
+        """Yield at most this number of matching messages, reading page by page.
 
-        Raises RequestRefusedError if the partition does not exist.
+        Raises RequestRefusedError if the partition in the filter does not exist.
         """
         found = self.examine(choice, most)
         some = (each for each in found if choice.takes(each.unix_ms, each.fields))
@@ -240,10 +241,10 @@ class MessageList(Generic[Item, Row]):
     def examine(
         self, choice: MessageFilter = MATCH_ALL, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield every message that a filter examines, even if it does not match.
+        """Yield every message that a search examines, even if it does not match the filter.
 
-        `most` is the approximate number of messages that the caller needs. It only affects the size
-        of the pages. Raises RequestRefusedError if the partition does not exist.
+        `most` is approximately the number of messages that the caller needs. It determines only the
+        size of the pages. Raises RequestRefusedError if the partition in the filter does not exist.
         """
         return self._merge(choice, None, most)
 
@@ -288,7 +289,7 @@ def newest_first(
     ) -> list[Iterator[FoundMessage[Entry]]]:
         size = min(PAGE_MAX, -(-limit // len(some)) + 1)
         if replace(choice, partition=None, since_unix_ms=None, until_unix_ms=None).has_filters:
-            size = PAGE_MAX  # most entries may not match, so use the largest pages
+            size = PAGE_MAX  # largest pages, because most entries may not match
         lower = "-" if choice.since_unix_ms is None else f"{max(0, choice.since_unix_ms)}-0"
         ends = [] if after is None else [read_id(after.place)]
         if choice.until_unix_ms is not None:

@@ -1,8 +1,9 @@
 """Find the message that a row of an outbox became. Writes nothing.
 
-`Outbox.send` returns `TOPIC/outbox/UID` before a partition has an entry. The entry then carries the
-UID as its send ID. The UID starts with the time of the send, by the sender's clock. The search is
-bounded. A partition that cannot be read makes the search incomplete, but does not stop it.
+`Outbox.send` returns `TOPIC/outbox/UID`, because the message is not in a partition yet. When a
+relay writes the message to one, its entry has the UID as its send ID. The UID starts with the time
+of the send on the sender's clock, at which the search starts. The search is limited, so it may be
+incomplete. A partition that cannot be read also makes it incomplete, but does not stop it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from streamqd.errors import (
 from streamqd.store import tracing
 from streamqd.store.store import Store
 
-CALLS_MAX = 40  # calls that search one stream, for 20,000 entries after the time of the send
+CALLS_MAX = 40  # calls to search one stream, enough for 20,000 entries after the time of the send
 NEWEST = 10_000  # newest entries of the topic, searched if those calls do not reach the end
-SKEW_MS = 5_000  # tolerated lead of the sender's clock over the server's
+SKEW_MS = 5_000  # ms that the sender's clock may be ahead of the server's
 _UID = re.compile(r"([^/]+)/outbox/(.*)", re.DOTALL)
 _DIGITS = re.compile(r"[0-9a-f]{12}7[0-9a-f]{19}")
 
@@ -48,10 +49,11 @@ class FoundEntry(NamedTuple):
 
 
 class Search(NamedTuple):
-    """The result of a search. `found` is None if no partition has the message.
+    """The result of a search. `found` is None if the message was not found.
 
-    `trimmed` is true if a partition has lost entries of this time. `complete` is false if a
-    partition has entries that were not examined.
+    `trimmed` is True if entries from the time of the message have been trimmed in a partition.
+    `complete` is False if some entries were not examined. In both cases, the message may exist or
+    have existed even if it was not found.
     """
 
     found: FoundEntry | None
@@ -77,8 +79,8 @@ def read_uid(text: str) -> OutboxUid | None:
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
     """Search for a message among delayed sends, and then among entries written after the send."""
     reader, keys, numbers = ViewReader(store), store.keys, range(partitions)
-    # Search delayed sends first, because one that becomes due during the search is in its stream
-    # afterwards.
+    # Delayed sends are searched first. If one becomes due during the search, it is in its stream
+    # when the streams are searched.
     waiting = [("ZSCORE", keys.delayed_sends(name.topic, number), name.uid) for number in numbers]
     for number, score in zip(numbers, reader.ask(waiting), strict=True):
         if score is not None:
@@ -98,9 +100,10 @@ def find(store: Store, name: OutboxUid, partitions: int) -> Search:
 def _search_since_send(
     store: Store, streams: Mapping[int, str], uid: str, sent_ms: int
 ) -> tuple[FoundEntry | None, list[int], list[int]]:
-    """Examine the entries of all partitions since the send, up to BATCH partitions per pipeline.
+    """Examine all partitions' entries since the send, BATCH partitions per pipeline.
 
-    Return the message, the partitions with entries that were not examined, and the unreadable ones.
+    Return the message, the partitions whose entries were not all examined, and those that could not
+    be read.
     """
     begins = dict.fromkeys(streams, f"{max(0, sent_ms - SKEW_MS)}-0")
     unreadable: list[int] = []
@@ -127,7 +130,7 @@ def _search_since_send(
 
 
 def _search_newest(store: Store, streams: Mapping[int, str], uid: str) -> FoundEntry | None:
-    """Examine the newest entries, because a delayed send only becomes an entry at its due time."""
+    """Search the newest entries for a message whose delayed send has become due."""
     pages = [read_backwards(store, number, key, size=PAGE_MAX) for number, key in streams.items()]
     newest = heapq.merge(*pages, key=lambda entry: entry.id, reverse=True)
     for entry in itertools.islice(newest, NEWEST):
@@ -137,7 +140,7 @@ def _search_newest(store: Store, streams: Mapping[int, str], uid: str) -> FoundE
 
 
 def _first_kept_ms(first: bytes | None) -> int:
-    """Return the time of the first entry that trimming kept, or -1 if there is none."""
+    """Return the time (Unix ms) of the first entry that still exists, or -1 if there is none."""
     try:
         return read_id(first).ms if first else -1
     except (ValueError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
 """Read the outboxes as their relays publish them, and return remedies for operators.
 
-Nothing is written, and no database is read. The number of rows is the one that the last relay
-published.
+Nothing is written, and the databases are not read. The number of rows in an outbox is therefore the
+one that its last relay published.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _FALLBACK = f"run `streamqd outbox status {{outbox}}` to see whether it persists
 
 
 def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxView]:
-    """Return the configured outboxes and all others, sorted by name.
+    """Return the configured outboxes and all others in Redis, sorted by name.
 
-    Unreadable ones are left out.
+    Outboxes whose published values cannot be read are left out.
     """
     others: list[str] = []
     try:
@@ -54,7 +54,7 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
 def read_for_topic(
     reader: ViewReader, topic: str, configured: Collection[str] = ()
 ) -> list[OutboxView]:
-    """Return the outboxes that sent to a topic, and configured outboxes that no relay ever held."""
+    """Return the outboxes that sent to a topic, and configured outboxes that never had a relay."""
     views = read(reader, configured)
     found = read_senders(reader, views, [topic])[topic]
     return [each for each in views if each in found or (each.name in configured and not each.epoch)]
@@ -63,9 +63,9 @@ def read_for_topic(
 def read_senders(
     reader: ViewReader, views: Sequence[OutboxView], topics: Sequence[str]
 ) -> dict[str, list[OutboxView]]:
-    """Return the outboxes that sent to each topic, in one pipeline.
+    """Return the outboxes that sent to each topic. This takes one pipeline.
 
-    An outbox that sent to a topic has a record in each partition of the topic, so only the first
+    An outbox that has sent to a topic has a record in each of its partitions, so only the first
     partition is examined.
     """
     pairs = [(topic, each) for topic in topics for each in views]
@@ -78,12 +78,12 @@ def read_senders(
 
 
 def advice(view: OutboxView) -> str:
-    """Return the remedy for a blocked relay, as a clause."""
+    """Return, as a clause, what to do about a blocked relay."""
     return _ADVICE.get(view.cause, _FALLBACK).format(outbox=view.name, topic=view.topic)
 
 
 def start(view: OutboxView, configured: Collection[str]) -> str:
-    """Return the remedy for an outbox without a relay, as a clause."""
+    """Return, as a clause, what to do about an outbox without a relay."""
     if view.name not in configured:
         return "run `streamqd outbox run` with the --database and --table of its last relay"
     return (
@@ -99,7 +99,7 @@ def failing_seconds(view: OutboxView, now_unix_ms: int) -> float:
 
 
 def find_shared_tables(views: Sequence[OutboxView]) -> list[list[OutboxView]]:
-    """Return the groups of outboxes whose relays hold the same table."""
+    """Return groups of outboxes that share a table, because their relays use the same one."""
     tables: dict[str, list[OutboxView]] = {}
     for view in views:
         if view.relayed and view.table:

@@ -39,15 +39,15 @@ IN_WORDS = {
 class OwnerPeriod:
     """One period in which an instance owned an assignment.
 
-    `epoch` is the epoch of its acquisition. Times are on the Redis clock. `end` is '' for the
-    current owner, and otherwise handed-over, instance-stopped, crash-loop, internal-error,
-    unstartable, unkillable, released, lost, reset or unknown. `unknown` means that an older version
-    changed the owner without recording it.
+    `epoch` is the epoch with which the instance acquired it. Times are on the Redis clock. `end`
+    says how the period ended. It is '' for the current owner, and otherwise handed-over,
+    instance-stopped, crash-loop, internal-error, unstartable, unkillable, released, lost, reset or
+    unknown. It is unknown if an older version changed the owner without recording this.
 
     `since_unix_ms` is None if the acquisition was not recorded. `until_unix_ms` is None for the
-    current owner, and if the end was not recorded. For a lost owner, it is the time at which
-    another instance took over, after the lease expired. `held_seconds` is None if a time that it
-    depends on was not recorded.
+    current owner, or if the end was not recorded. If the owner was lost, it is the time at which
+    another instance took over, which is later than the expiry of the lease. `held_seconds` is None
+    if one of the times it is computed from was not recorded.
     """
 
     owner: str
@@ -63,8 +63,8 @@ def read(
 ) -> list[OwnerPeriod]:
     """Return at most OWNERS_MAX of the last owners, newest first.
 
-    `owner` is the current owner, or ''. The cost is one command. The reader records invalid
-    entries.
+    `owner` is the current owner, or '' if there is none. This takes one command. The reader records
+    invalid entries.
     """
     key = reader.keys.epochs(*assignment)
     [entries] = reader.ask([leases.owner_changes_command(reader.keys, assignment)])

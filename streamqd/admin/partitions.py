@@ -21,7 +21,7 @@ class PartitionsView:
     """The assignments of the selected topics.
 
     `idle_topics` contains the topics that no group reads. `unreadable` lists invalid values in
-    Redis. An invalid number counts as missing.
+    Redis. An invalid number is treated as missing.
     """
 
     now_unix_ms: int
@@ -45,7 +45,7 @@ def view(
 ) -> PartitionsView:
     """Return the assignments of a topic, group and partition. None selects all.
 
-    A partition requires a topic. Raises TopicNotFoundError and RequestRefusedError.
+    To select a partition, also select a topic. Raises TopicNotFoundError and RequestRefusedError.
     """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     _, groups, assignments = snapshot.select_assignments(reader, topic, group, partition)

@@ -1,4 +1,4 @@
-"""List the entries of a group that are delivered and not acknowledged, over all partitions."""
+"""List the entries that a group has received but not acknowledged, over all partitions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class PendingRow:
     """One pending entry.
 
     `place` is the ID of the entry with a prefix: `m:` for the partition's stream, or `r:` for the
-    group's retry stream. `idle_ms` is the time since its last delivery. `deliveries` is the
-    delivery count that Redis keeps. `crashes` is the number of worker processes that the entry
-    crashed. `consumer` is `w` for streamqd. If no consumer has the entry, `consumer` is '' and
-    `idle_ms` is null. Any other name is that of another client.
+    group's retry stream. `idle_ms` is the time since its last delivery, and `deliveries` is the
+    delivery count that Redis keeps. `crashes` is the number of worker processes that crashed while
+    they handled the entry. `consumer` is `w` for streamqd, or the name of another client. If no
+    consumer holds the entry, `consumer` is '' and `idle_ms` is null.
     """
 
     partition: int
@@ -53,10 +53,10 @@ def messages(
 ) -> MessageList[list[Any], PendingRow]:
     """Return the pending entries of a group, in one of `ORDERS`.
 
-    The order `id` starts with the oldest entry, and no entry is skipped between two pages. The
+    The order `id` starts with the oldest entry, and its pages together contain every entry. The
     orders `idle` and `deliveries` start with the highest value. They rank at most 100,000 entries
-    for a page, and an entry can change its rank between two pages. Raises TopicNotFoundError and
-    RequestRefusedError.
+    for each page, and the rank of an entry can change from one page to the next. Raises
+    TopicNotFoundError and RequestRefusedError.
     """
     reader = ViewReader(store)
     partitions = groups.partition_count(store, topic, group, reader)
@@ -122,8 +122,8 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
     positions = dict.fromkeys(sources, "-")
     while positions and left > 0:
         batch = list(positions.items())[: BATCH // 2]
-        # Read the server's clock immediately before each page, because an idle time only defines a
-        # time together with the time at which it was read.
+        # The server's clock is read immediately before each page. The time of the last delivery is
+        # this time minus the idle time in the page.
         commands: list[tuple[object, ...]] = []
         for source, lower in batch:
             commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))
@@ -132,8 +132,8 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
             time_reply, page = check_replies(replies[2 * at : 2 * at + 2])
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
-                # Redis reports an idle time of -1 for an entry without a consumer. It counts as
-                # idle forever.
+                # Redis reports an idle time of -1 for an entry without a consumer. Such an entry is
+                # ranked as if it had always been idle.
                 since = now - int(raw[2]) if _is_owned(raw) else 0
                 rank = since if order == "idle" else -int(raw[3])
                 yield _to_message(source, raw, rank)

@@ -13,8 +13,9 @@ from streamqd.model import Assignment
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-# A server checks permissions when it queues a command of a transaction, and a transaction that is
-# then discarded does nothing. The keys belong to a topic that does not exist.
+# To check a permission, a command is queued in a transaction, which is then discarded. The server
+# checks permissions when it queues a command, and a discarded transaction executes nothing. The
+# keys belong to a topic that does not exist.
 _ASSIGNMENT = Assignment("streamqd-check", 0, "streamqd-check")
 
 # The commands used on each kind of key. `@` stands for the key.
@@ -53,9 +54,9 @@ _WORDED = frozenset({"MEMORY", "SCRIPT", "XGROUP", "XINFO"})
 
 
 class MissingPermission(NamedTuple):
-    """A missing permission, such as `HGET` or `XINFO STREAM`.
+    """A missing permission for a command, such as `HGET` or `XINFO STREAM`.
 
-    `key` is '' for a command that takes no key.
+    `key` is the key that the command may not access, or '' if it takes no key.
     """
 
     command: str
@@ -63,21 +64,21 @@ class MissingPermission(NamedTuple):
 
 
 def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
-    """Return the missing permissions. The list is empty if none is missing.
+    """Return the missing permissions, or [] if the user has all of them.
 
-    Raises RedisResponseError if the user may not start a transaction, which workers need too.
+    Raises RedisResponseError if the user may not use transactions, which workers need as well.
     """
     fence = store.keys.fence(*_ASSIGNMENT)
-    # Without a transaction, EXEC fails in any case, but with a different error if the user lacks
-    # the permission.
+    # This EXEC always fails, because no transaction is open. If the user may not use EXEC, it fails
+    # with another error.
     transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
     watched, *others = store.pipeline(transaction)
     for reply in others:
         if isinstance(reply, RedisResponseError) and reply.code != "ERR":
             raise reply
     lacking = [MissingPermission("WATCH", fence)] if _is_forbidden(watched) else []
-    # Use one transaction per slot, because a cluster refuses a transaction with keys of several
-    # slots.
+    # Each slot gets its own transaction, because a cluster refuses a transaction with keys of
+    # several slots.
     for needed in (
         _partition_rules(store.keys),
         {
@@ -92,8 +93,7 @@ def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
             for key, listed in needed.items()
             for command in listed.split(", ")
         ]
-        # Send everything in one write, so that MULTI and the commands cannot be sent on different
-        # connections.
+        # Everything is sent in one write, so that MULTI and the commands use the same connection.
         replies = store.pipeline((("MULTI",), *(parts for _, parts in commands), ("DISCARD",)))
         lacking += [
             MissingPermission(_command_name(parts), key)
@@ -104,7 +104,7 @@ def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
 
 
 def by_command(lacking: Iterable[MissingPermission]) -> dict[str, list[str]]:
-    """Return the keys of each forbidden command. The list is empty for a command without keys."""
+    """Map each forbidden command to its keys. A command without keys is mapped to []."""
     found: dict[str, list[str]] = {}
     for command, key in lacking:
         found.setdefault(command, []).extend([key] if key else [])

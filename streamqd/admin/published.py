@@ -27,7 +27,7 @@ _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
 class Fleet(NamedTuple):
     """A fleet, identified by its name.
 
-    An instance counts as lost after it has been silent for `stale` seconds.
+    An instance counts as lost if it sends no heartbeat for `stale` seconds.
     """
 
     store: Store
@@ -39,7 +39,7 @@ class Fleet(NamedTuple):
 class FleetState:
     """A fleet as stored in Redis: its members, and the directives that operators have written.
 
-    An instance counts as lost after it has been silent for `stale` seconds.
+    An instance counts as lost if it sends no heartbeat for `stale` seconds.
     """
 
     now_unix_ms: int
@@ -82,8 +82,8 @@ class FleetState:
 def fleet_state(fleet: Fleet, reader: ViewReader | None = None) -> FleetState:
     """Read the members and the directives of a fleet.
 
-    A reader records invalid values and continues. Without a reader, a key of the wrong type raises
-    InvalidValueError.
+    With a reader, invalid values are recorded and skipped. Without one, a key of the wrong type
+    raises InvalidValueError.
     """
     key = fleet.store.keys.directives(fleet.name)
     commands = [
@@ -128,9 +128,9 @@ def read_summaries(reader: ViewReader, fleet: str, names: Sequence[str]) -> list
 def read_duplicates(
     reader: ViewReader, fleet: str, names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the summaries of duplicate instances, by instance name.
+    """Map each instance that has a duplicate to the duplicate's summary.
 
-    A duplicate is a second process that uses the name of an instance.
+    A duplicate is a second process that uses the name of the instance.
     """
     found = _summaries(reader, [reader.keys.duplicate(fleet, name) for name in names])
     return {name: known for name, known in zip(names, found, strict=True) if known}
@@ -175,7 +175,7 @@ def read_number(value: Any) -> float | None:
     """Return a JSON number that is within bounds, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # A JSON integer can be too large for a float, so only check floats here.
+    # A JSON integer can be too large for `isfinite`, which converts it to a float.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return float(value) if -NUMBER_MAX <= value <= NUMBER_MAX else None
@@ -198,7 +198,7 @@ def _invalid_error(key: str, field: str, value: Any, wanted: str) -> InvalidValu
 
 
 def _format_value(value: Any) -> str:
-    # Deeply nested values and numbers with thousands of digits cannot be converted to strings.
+    # Nested values may be too deep, and numbers too long, to be converted to strings.
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, int) and abs(value) >= 10**untrusted.SHOWN_BYTES:

@@ -17,12 +17,13 @@ Rank = Callable[[AssignmentRow], tuple[float | str, ...]]
 
 
 def urgency(row: AssignmentRow) -> tuple[float | str, ...]:
-    """Return the rank by urgency: pauses and failures first, then the longest wait."""
+    """Return the sort key for `urgency`: pauses and failures first, then the longest wait."""
     word = row.condition
     rank = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
     if not rank and (word not in CALM or (row.longest_run_seconds or 0) >= STUCK_SECONDS):
         rank = 1
-    # Use steps that double, so that rows with similar ranks do not constantly swap places.
+    # Waits and lags are ranked in steps that double, so that similar rows do not keep changing
+    # places.
     return rank, *(
         int(math.log2(1 + figure / 4)) for figure in (row.oldest_seconds or 0, row.lag or 0)
     )
@@ -32,7 +33,7 @@ def _rank_by(field: str) -> Rank:
     return lambda row: (getattr(row, field) or 0,)
 
 
-# The orders by one column.
+# The sort keys for orders by one column.
 _RANKS: Mapping[str, Rank] = {
     "owner": lambda row: (row.owner,),
     "epoch": _rank_by("epoch"),
@@ -52,14 +53,14 @@ ORDERS = ("urgency", "name", *_RANKS)
 
 
 def sort_rows(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
-    """Return the assignments sorted by one of `ORDERS`, highest first, and by name if equal."""
+    """Return the assignments in one of `ORDERS`, highest first. Equal ones are sorted by name."""
     by_name = sorted(
         rows,
         key=lambda row: (row.topic, row.group, row.partition),
     )
     if order == "name":
         return by_name
-    # Names ascend, numbers descend.
+    # Names are sorted in ascending order, and numbers in descending order.
     rank = urgency if order == "urgency" else _RANKS[order]
     return sorted(by_name, key=rank, reverse=order != "owner")
 
@@ -67,7 +68,7 @@ def sort_rows(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
 def select_rows(
     rows: Iterable[AssignmentRow], text: str, order: str, *, reverse: bool = False
 ) -> list[AssignmentRow]:
-    """Return the assignments whose name, owner or state contains a text, in one of `ORDERS`."""
+    """Return the assignments with a text in their name, owner or state, in one of `ORDERS`."""
     wanted = text.lower()
     found = sort_rows(
         [
@@ -113,7 +114,8 @@ def slowest(rows: Iterable[AssignmentRow]) -> list[SlowHandler]:
 class FailureKind:
     """One kind of failure of a group.
 
-    `count` is the number of failures on all partitions, and `seconds_ago` is the age of the last.
+    `count` is the number of failures on all partitions, and `seconds_ago` is the age of the last
+    one.
     """
 
     error: str
@@ -124,7 +126,7 @@ class FailureKind:
 
 
 def recent(failures: Iterable[RecentFailure]) -> list[FailureKind]:
-    """Return the kinds of failure that occurred within RECENT_SECONDS, the latest first."""
+    """Return the kinds of failure that occurred within RECENT_SECONDS, the most recent first."""
     by_kind: dict[tuple[str, str, str], list[RecentFailure]] = defaultdict(list)
     for each in failures:
         if each.seconds_ago <= RECENT_SECONDS:

@@ -1,9 +1,9 @@
 """Read from Redis for views: in bounded pages, from several partitions, and despite invalid values.
 
 The size of a reply never depends on the amount of data, because a pipeline has at most BATCH
-commands and a page has at most PAGE_MAX entries with bodies. Each view reads through one
-`ViewReader`, which records invalid values in its `rows`. These values count as missing, and the
-view shows them.
+commands and a page has at most PAGE_MAX entries with payloads. Each view reads through one
+`ViewReader`. It treats invalid values as missing and records them in its `rows`, which the view
+then shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # highest possible ID, which any client
 PAGE_MAX = 64  # entries with bodies in one reply
 BATCH = 256  # commands in one pipeline
 _STREAMQD_FORMAT = "a value in the format of streamqd"
-# These refusals mean that the whole server is unavailable, so no further read can succeed.
+# If the server refuses a command for one of these reasons, it would refuse any other command too.
 _SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
 
@@ -52,8 +52,8 @@ class Id(NamedTuple):
     def before(self) -> Id:
         """Return the greatest ID before this one, or 0-0 for 0-0.
 
-        A position is the last ID that was read, so a group at the returned position reads this
-        entry next.
+        A group's position is the last ID that it has read. If a group is set to the returned
+        position, it therefore reads this entry next.
         """
         if self.seq:
             return Id(self.ms, self.seq - 1)
@@ -161,9 +161,9 @@ def ask(
 ) -> list[Any]:
     """Run read commands in pipelines of `batch` commands. The result for a missing key is None.
 
-    If the server refuses a command, `refused` is called with the error and the command. If it
-    returns, the result of the command is None. The default raises InvalidValueError for a key of
-    the wrong type, and otherwise RedisResponseError.
+    If the server refuses a command, `refused` is called with the error and the command. If
+    `refused` raises nothing, the result of the command is None. By default, InvalidValueError is
+    raised for a key of the wrong type, and RedisResponseError for any other error.
     """
     replies: list[Any] = []
     for start in range(0, len(commands), batch):
@@ -210,8 +210,8 @@ def read_forwards(
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield the entries that follow `after`, up to and including `until`, in pages, oldest first.
 
-    A page has at most `size` entries, and ends early when its bodies reach 512 KiB. Only the last
-    body may exceed this limit.
+    A page has at most `size` entries, and ends earlier when its entries reach 512 KiB. Only the
+    last entry of a page may exceed this limit.
     """
     lower = "-" if after is None else range_after(str(after).encode())
     upper = "+" if until is None else str(until)
@@ -224,7 +224,7 @@ def read_forwards(
 
 
 def range_after(raw_id: bytes) -> str:
-    """Return the start of the range after an ID, or '' if no ID can follow it."""
+    """Return the start of a range that follows an ID, or '' if there is no higher ID."""
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
 
@@ -249,7 +249,8 @@ T = TypeVar("T")
 class Unreadable:
     """A value in Redis that is not valid for its key and field. `field` is '' for the whole key.
 
-    `found` is the value in printable form, or the server's error. `wanted` describes a valid value.
+    `found` is the value in printable form, or the server's error. `wanted` describes what a valid
+    value would be.
     """
 
     key: str
@@ -263,9 +264,9 @@ class Unreadable:
 
 
 class ViewReader:
-    """Reads Redis for one view, and records each invalid value once.
+    """Reads from Redis for one view, and records each invalid value once.
 
-    An invalid value counts as missing. A tolerant reader also continues after error replies.
+    An invalid value is treated as missing. A tolerant reader also continues after error replies.
     `forbidden` contains the commands that the Redis user may not run.
     """
 
@@ -282,24 +283,27 @@ class ViewReader:
 
     @property
     def rows(self) -> list[Unreadable]:
-        """The unreadable values that were found, sorted by key and field."""
+        """The invalid values that were found, sorted by key and field."""
         return [self._rows[each] for each in sorted(self._rows)]
 
     def for_store(self, store: Store) -> ViewReader:
-        """Return a reader of another store that records its unreadable values in this reader."""
+        """Return a reader for another store that records invalid values in this reader."""
         other = copy(self)
         other.store = store
         return other
 
     def ask(self, commands: Sequence[Sequence[Any]], *, batch: int = BATCH) -> list[Any]:
-        """Run read commands in pipelines of `batch`.
+        """Run read commands in pipelines of `batch` commands.
 
-        The result for a missing or invalid key is None.
+        The result of a command is None if its key is missing or invalid.
         """
         return ask(self.store, commands, batch=batch, refused=self._refused_command)
 
     def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
-        """Run read scripts in bounded pipelines. The result for an invalid key or reply is None."""
+        """Run read scripts in bounded pipelines.
+
+        A result is None if a key or the reply is invalid.
+        """
         replies: list[Reply | None] = []
         for call, reply in _run_in_batches(self.store, calls):
             if isinstance(reply, Reply):
@@ -315,12 +319,12 @@ class ViewReader:
     def figures(self, parse: Callable[[Reply, str], T], reply: Reply | None, key: str) -> T | None:
         """Parse a reply from `measure`. Return None if the reply is None or invalid.
 
-        An invalid reply is recorded, with `key` as the place of the value that cannot be read.
+        An invalid reply is recorded as an invalid value at `key`.
         """
         try:
             return None if reply is None else self.read(parse, reply, key)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # The contract of a script only defines the words of a reply, so the values can still be
+            # A script's contract defines only the words of a reply, so its values can still be
             # invalid.
             self.add_row(_invalid(key, error))
             return None
@@ -328,7 +332,9 @@ class ViewReader:
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
         """Return the value that a parser returns.
 
-        If the value is invalid, record it and return None.
+        If the parser raises InvalidValueError, record it.
+
+        In that case, return None.
         """
         try:
             return parse(*args, **named)
@@ -353,9 +359,9 @@ class ViewReader:
         self._rows.setdefault((row.key, row.field, row.found), row)
 
     def add_error(self, error: RedisResponseError, key: str, command: str) -> None:
-        """Record an error of the server about a key, or raise it if it concerns more than this key.
+        """Record an error of the server about a key, or raise it if it is not limited to this key.
 
-        A tolerant reader raises it only if the server as a whole is unavailable.
+        A tolerant reader raises the error only if the whole server is unavailable.
         """
         if error.code == "WRONGTYPE":
             self.add(_mistyped_error(key))
@@ -372,7 +378,7 @@ class ViewReader:
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Return the keys that have the wrong type, with their actual types.
 
-        Each item of `wanted` maps keys to the types that they should have. The result has one
+        Each item of `wanted` maps keys to the types that they should have. The result contains one
         mapping for each item.
         """
         replies = iter(self.ask([("TYPE", key) for some in wanted for key in some]))
@@ -441,8 +447,8 @@ def _invalid(key: str, error: Exception) -> Unreadable:
 def measure_memory(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:
     """Return the approximate size of each stream in bytes.
 
-    The size is 0 if the stream does not exist, and None if the user may not read it. The server
-    samples `samples` nodes of each stream.
+    The size is 0 if the stream does not exist, and None if the user may not read the size. The
+    server estimates it from `samples` nodes of the stream.
     """
     sizes: list[int | None] = []
     for start in range(0, len(streams), BATCH):
@@ -455,7 +461,7 @@ def measure_memory(store: Store, streams: Sequence[str], samples: int) -> list[i
 
 
 def lease_views(reader: ViewReader, assignments: Sequence[Assignment]) -> list[LeaseView]:
-    """Return the fence and the lease of each assignment. A number that cannot be read is 0."""
+    """Return the fence and the lease of each assignment. A number that is invalid becomes 0."""
     replies = reader.ask(
         [
             command
@@ -491,7 +497,7 @@ def lease_view(
 def group_names(
     reader: ViewReader, reply: Sequence[Any] | None, stream: str
 ) -> list[dict[str, Any]]:
-    """Parse a reply of XINFO GROUPS, with `name` decoded to a string.
+    """Parse a reply of XINFO GROUPS. In the result, `name` is a string.
 
     Groups whose names are not UTF-8 are recorded and left out.
     """

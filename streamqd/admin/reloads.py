@@ -1,6 +1,6 @@
 """Find reloads that instances have not completed yet, and the reasons. No I/O.
 
-A supervisor publishes its reload with its heartbeat, as `reloading` in its information.
+A supervisor publishes its current reload with each heartbeat, in the field `reloading`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from streamqd.words import plural, precise_duration
 class PendingReload:
     """An unfinished reload of one instance.
 
-    `asked_unix_ms` is the time of the directive (server's clock) or of the signal (clock of the
-    instance's host). `by` and `reason` come from the directive, and are '' for a signal.
-    `assignment` is the assignment whose worker is being replaced. `waits_for` is a clause for use
-    in sentences. `its_turn` is False while other instances reload first.
+    `asked_unix_ms` is the time at which the reload was requested: the time of the directive
+    (server's clock) or of the signal (clock of the instance's host). `by` and `reason` come from
+    the directive, and are '' for a signal. `assignment` is the assignment whose worker is being
+    replaced. `waits_for` is a clause for use in sentences. `its_turn` is False while other
+    instances reload first.
     """
 
     asked_unix_ms: int
@@ -50,7 +51,8 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
         since = published.read_integer(raw.get("since_unix_ms")) or 0
         at = published.read_integer(raw.get("directive_unix_ms")) or 0  # 0 for a signal
         assignment = _parse_assignment(raw.get("assignment"))
-        # Ignore a later directive, which waits until this reload has finished.
+        # If the directive is later, it asks for another reload, which waits until this one has
+        # finished.
         announced = directive if directive is not None and directive.at_unix_ms == at else None
         return PendingReload(
             at or since,
@@ -79,7 +81,7 @@ def _parse_assignment(raw: Any) -> Assignment | None:
 
 
 def _run_seconds(summary: Mapping[str, Any], assignment: Assignment | None) -> float:
-    """Return the age of the oldest run of an assignment in seconds, or 0 if there is none."""
+    """Return the age of an assignment's oldest run in seconds, or 0 if nothing is running."""
     for raw in published.to_tables(summary.get("assignments")):
         if assignment is not None and [*assignment] == [
             raw.get(each) for each in Assignment._fields

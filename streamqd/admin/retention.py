@@ -19,19 +19,19 @@ from streamqd.store.store import Store
 
 PAGE = 4_000  # maximum number of entries that one script removes
 COUNT_MAX = 100_000  # maximum number of entries counted one by one in a partition
-ARCHIVE = "@archive"  # used for the archive in place of a group's name
+ARCHIVE = "@archive"  # stands for the archive in place of a group's name
 
 
 @dataclass(frozen=True, slots=True)
 class TrimRow:
     """One partition after a trim, or before one in a dry run.
 
-    `removed` is the number of removed entries. In a dry run, it is the maximum, because the server
-    removes only whole nodes (100 entries by default), and it is null for more than 100,000.
-    `messages` is the number of entries in the partition now, and `bytes` is their approximate
-    memory, or null without the permission to read it. `holder` is the group that needs the oldest
-    entry that must stay, @archive if the archive needs it, or '' if no entry must stay.
-    `held_since_unix_ms` is the time at which that entry was written.
+    `removed` is the number of removed entries. In a dry run, it is an upper limit, because the
+    server removes only whole nodes (100 entries by default), and it is null if it exceeds 100,000.
+    `messages` is the number of entries that the partition has now, and `bytes` is the memory that
+    they approximately use, or null without the permission to read it. `holder` is the group that
+    needs the oldest entry that must stay, @archive if the archive needs it, or '' if no entry must
+    stay. `held_since_unix_ms` is the time at which that entry was written.
     """
 
     partition: int
@@ -46,8 +46,9 @@ class TrimRow:
 class RetentionFloor:
     """The oldest entry of a partition that must stay, regardless of the topic's retention settings.
 
-    `holder` is the group that needs it, or @archive. `since_unix_ms` is the time at which it was
-    written. If nothing needs an entry, `holder` and `entry_id` are '', and `since_unix_ms` is null.
+    `holder` is the group that still needs the entry, or @archive. `since_unix_ms` is the time at
+    which the entry was written. If no entry must stay, `holder` and `entry_id` are '', and
+    `since_unix_ms` is null.
     """
 
     partition: int
@@ -77,7 +78,7 @@ def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple
     count = topics.partition_count(store, topic)
     reader, key = ViewReader(store), store.keys.meta(topic)
     stored = topics_settings.valid_settings(reader, store.execute("HGET", key, "settings"), key)
-    if reader.rows:  # never guess which entries to retain
+    if reader.rows:  # it must not guess which entries to keep
         raise RequestRefusedError(
             f"{reader.rows[0]}; run `streamqd doctor --only values` for the fix"
         )
@@ -93,10 +94,10 @@ def trim(
     *,
     dry_run: bool,
 ) -> TrimReport:
-    """Trim partitions to the entries that a topic with the settings `wanted` retains.
+    """Trim partitions to the entries that a topic with the settings `wanted` would keep.
 
-    `expected` contains the groups that must exist. Raises RequestRefusedError if no group reads the
-    topic or an expected group is missing, because then no position bounds the trim.
+    `expected` contains the groups that must exist. If one is missing, or if no group reads the
+    topic, its position cannot limit the trim, so RequestRefusedError is raised.
     """
     now = server_unix_ms(store.connection)
     rows, reader = [], ViewReader(store)
@@ -130,9 +131,9 @@ def trim(
 def floors(
     reader: ViewReader, topic: str, partitions: Sequence[int], *, archive: bool
 ) -> list[RetentionFloor]:
-    """Return the floor of each partition.
+    """Return the floor of each partition, which is the oldest entry that must stay.
 
-    If `archive` is true, entries that are not archived must stay as well. A partition that cannot
+    If `archive` is True, entries that are not archived must stay as well. A partition that cannot
     be measured is left out, and `reader` records the reason.
     """
     calls = [retention.measure(reader.keys, topic, each) for each in partitions]
@@ -251,7 +252,7 @@ class _Partition:
     def removable(self, positions: PartitionPositions) -> int | None:
         """Return the maximum number of entries that a trim would remove.
 
-        Return None if there are more than COUNT_MAX, because they are not counted.
+        Return None if there are more than COUNT_MAX, because counting them would take too long.
         """
         bounds = self.holds.retention
         _, floor = find_floor(positions, self.holds.archive == "required")

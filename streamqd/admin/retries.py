@@ -1,7 +1,7 @@
 """List the waiting retries of a group in the order of their due times, run them now or cancel them.
 
-The ID of a retry is `PARTITION:place`, such as `3:m:1700000000000-0`. The place is the entry that
-failed.
+The ID of a retry is `PARTITION:place`, such as `3:m:1700000000000-0`. Its place identifies the
+entry whose run failed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RetryRow:
     next attempt, starting at 1. `crashes` is the number of worker processes that the message has
     crashed so far. `uid` identifies the message in all its copies. `key` is '' if the message has
     no key. `payload_bytes` is null if the stored retry is invalid. `error` is the error of the last
-    run, and `at` is the line of code that raised it. Both are '' if `dlq_error` or `redact_error`
-    removes them.
+    run, and `at` is the line of code that raised it. If the setting `dlq_error` or `redact_error`
+    removes them, both are ''.
     """
 
     id: str
@@ -72,9 +72,9 @@ class RetriesCanceled:
     """The result of `retry cancel`.
 
     `dead_letters` is the number of retries that became dead letters, and `dead_letter_ids` contains
-    their IDs. `dropped` is the number of retries that were deleted without a dead letter. `missing`
-    is the number of retries that were no longer waiting. `unreadable` is the number of retries that
-    cannot be read. They stay, and can only be dropped.
+    the IDs of these dead letters. `dropped` is the number of retries that were deleted without a
+    dead letter. `missing` is the number of retries that were no longer waiting. `unreadable` is the
+    number of retries that cannot be read. They are still waiting, and can only be dropped.
     """
 
     topic: str
@@ -96,10 +96,10 @@ def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, Retry
 
 
 def select_rows(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
-    """Return the retries that a filter names or, if it names none, all matching retries.
+    """Return the retries that a filter names or, if it names none, all that match it.
 
-    They are sorted by partition. Raises TopicNotFoundError. Raises RequestRefusedError if an ID is
-    invalid or its retry is no longer waiting. This happens before any retry is changed.
+    They are sorted by partition. Raises TopicNotFoundError. Raises RequestRefusedError, before any
+    retry is changed, if an ID is invalid or its retry is no longer waiting.
     """
     waiting = messages(store, topic, group)
     if not choice.ids:
@@ -128,10 +128,12 @@ def make_due(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> 
 def cancel(
     store: Store, topic: str, group: str, rows: Sequence[RetryRow], *, drop: bool = False
 ) -> RetriesCanceled:
-    """Turn waiting retries into dead letters with the reason canceled, or delete them.
+    """Turn waiting retries into dead letters with the reason canceled.
 
-    They are deleted if `drop` is true. The retries of a group that reads dead letters are always
-    deleted, because their dead letters still exist.
+    If `drop` is True, delete them.
+
+    If the group reads dead letters, its retries are always deleted, because the dead letters that
+    they were made from still exist.
     """
     drop = drop or group.endswith(DLQ_SUFFIX)
     words: list[str] = []
@@ -154,7 +156,7 @@ def cancel(
 
 
 def _context(assignment: Assignment, row: RetryRow) -> dict[bytes, bytes]:
-    """Return the fields that a dead letter has in addition to those of its message."""
+    """Return the fields that the dead letter gets in addition to those of its message."""
     topic, partition, original = row.uid.rsplit("/", 2)
     texts = {
         "originalTopic": topic,

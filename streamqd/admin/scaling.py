@@ -1,7 +1,6 @@
 """Measure how many workers each group can use now, for `streamqd scale` and autoscalers.
 
-Everything is read from Redis, so the figures exist even if no instance is running. Nothing is
-written.
+Everything is read from Redis, so this works even if no instance is running. Nothing is written.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from streamqd.store.keys import Keys
 class GroupScale:
     """The work of one group, and the number of workers that it can use.
 
-    `backlog` is the number of unread messages, messages in flight and due messages. `due` is the
-    number of retries, delayed sends and schedules that are due within the requested period. If the
-    unread messages of a partition could not all be counted, `backlog_exact` is false and `backlog`
-    is a lower bound. `busy` is the number of partitions with pending messages. `wanted` is the
-    number of partitions with a backlog, but no more than one for each `target` messages. It is 0
-    for a paused or stopped group.
+    `backlog` is the number of messages that are unread, in flight or due. `due` is the number of
+    retries, delayed sends and schedules that become due within the requested period. If the unread
+    messages of a partition could not all be counted, `backlog_exact` is false and `backlog` is a
+    lower bound. `busy` is the number of partitions with pending messages.
+
+    `wanted` is the number of workers: one for each partition with a backlog, but no more than one
+    for each `target` messages. It is 0 for a paused or stopped group.
     """
 
     backlog: int
@@ -44,9 +44,9 @@ class GroupScale:
 class ScaleView:
     """The work of all chosen groups, by TOPIC/GROUP, and the total over them.
 
-    `target` is the number of messages for one worker. `within_seconds` is the period in which
-    messages must be due to be counted. `unreadable` lists values in Redis that cannot be read. An
-    unreadable number counts as 0.
+    `target` is the number of messages that each worker should have. `within_seconds` is the period
+    within which messages must become due to be counted. `unreadable` lists values in Redis that
+    cannot be read. A number that cannot be read is 0.
     """
 
     fleet: str
@@ -61,9 +61,9 @@ class ScaleView:
 def measure(
     fleet: Fleet, names: Collection[str] = (), *, target: int, within_seconds: float
 ) -> ScaleView:
-    """Measure the groups with the given names (TOPIC or TOPIC/GROUP) or, without names, all groups.
+    """Measure the groups with these names (TOPIC or TOPIC/GROUP), or all groups by default.
 
-    `target` is the backlog that one worker should have, at least 1. Raises TopicNotFoundError if a
+    `target` is the backlog that each worker should have, at least 1. Raises TopicNotFoundError if a
     topic is unknown, and RequestRefusedError if a group is unknown.
     """
     reader = ViewReader(fleet.store)
@@ -107,7 +107,7 @@ def _name(assignment: Assignment) -> str:
 def _count_due(
     reader: ViewReader, assignments: Sequence[Assignment], last_unix_ms: int
 ) -> Counter[Assignment]:
-    """Count the messages of each assignment that are due until a given time."""
+    """Count the messages of each assignment that are due by this time."""
     sets = {assignment: _due_keys(reader.keys, assignment) for assignment in assignments}
     names = list(dict.fromkeys(name for some in sets.values() for name in some))
     replies = reader.ask([("ZCOUNT", name, "-inf", last_unix_ms) for name in names])

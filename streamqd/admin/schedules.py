@@ -1,7 +1,7 @@
 """List, add, edit, pause, run and remove schedules in Redis, and compute their next ticks.
 
-A schedule is declared in the files of a fleet or added by an operator. Only those of operators can
-be edited here, because a fleet declares the specification in its files again.
+A schedule is either declared in the files of a fleet or added by an operator. Only those that
+operators added can be edited here, because a fleet would declare the others again as in its files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from streamqd.store.schedules import (
 from streamqd.store.store import Store
 
 ACTIVE, FINISHED, MISSING = "active", "finished", "missing"
-LATE_MS = 60_000  # delay in ms that a running housekeeper never reaches
+LATE_MS = 60_000  # ms after the due time at which a schedule counts as late
 COUNTED_MAX = 1_000  # maximum number of schedules that `status` reads
 TRIES = 5  # attempts of `run`, if the schedule sent another message in the same millisecond
 _WHEN = ("cron", "every", "at")
@@ -57,12 +57,13 @@ class ScheduleRow:
 
     `origin` is file (declared in a configuration file or by `@schedule`) or operator (added by
     `schedule add`), and `fleet` is the fleet that declared or added it. `when` is its `cron`,
-    `every` or `at` setting, or null if the specification is invalid. `state` is active, paused,
-    orphaned (no instance declares it), unreadable, moving (to another partition), finished (no tick
-    follows) or missing (its topic was deleted). `due_unix_ms` is null if no tick follows.
-    `last_tick` is the `x-scheduled-for` of its last message, or null if it has not sent any, and
-    `late_ms` is its delay. `fired` is the number of messages that it has sent. `skipped` is the
-    number of ticks for which it sent no message.
+    `every` or `at` setting, or null if the specification is invalid.
+
+    `state` is active, paused, orphaned (no instance declares it), unreadable, moving (to another
+    partition), finished (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null
+    if no tick follows. `last_tick` is the `x-scheduled-for` of the last message that it sent, and
+    `late_ms` is the delay of this message. Both are null if it has sent none. `fired` is the number
+    of messages that it has sent, and `skipped` the number of ticks for which it sent no message.
     """
 
     name: str
@@ -98,9 +99,9 @@ class ScheduleList:
 class ScheduleDetail:
     """All details of one schedule.
 
-    `specification` contains its settings. If these are invalid, it is null, and `problem` is the
-    reason. `declared_unix_ms` is the last time at which an instance declared the schedule, or null
-    if an operator added it. `last_uid` is the uid of its last message.
+    `specification` contains its settings. If they are invalid, it is null, and `problem` is the
+    reason. `declared_unix_ms` is the last time at which an instance declared the schedule. It is
+    null if an operator added the schedule. `last_uid` is the uid of its last message.
     """
 
     now_unix_ms: int
@@ -116,8 +117,8 @@ class Tick:
     """One tick of a schedule.
 
     `tick` is the value of `x-scheduled-for`, and `local` is the same time in the schedule's time
-    zone. The message is sent at `due_unix_ms`, which is the tick plus the schedule's offset (see
-    `jitter`).
+    zone. The message is sent at `due_unix_ms`. This is the tick plus the schedule's fixed offset,
+    which `jitter` determines.
     """
 
     tick: str
@@ -143,8 +144,8 @@ class NextTicks:
 class ScheduleChanged:
     """The result of a command that changes schedules, or of its dry run.
 
-    `changed` maps each schedule to its new state, or to `removed`. `due_unix_ms` is their earliest
-    due time, or null if there is none.
+    `changed` maps each schedule to its new state, or to `removed`. `due_unix_ms` is the earliest
+    due time of these schedules, or null if none is due.
     """
 
     changed: dict[str, str]
@@ -168,7 +169,8 @@ class ScheduleRan:
 class _SeenSchedule:
     """A schedule as it was read.
 
-    `kept` is None if its partition has no state for it, or if this state is not `readable`.
+    `kept` is its stored state, or None if its partition has none, or if the state cannot be read.
+    In the second case, `readable` is False.
     """
 
     name: str
@@ -178,7 +180,7 @@ class _SeenSchedule:
 
     @property
     def places(self) -> list[TopicPartition]:
-        """The partitions that can contain its state. A schedule that is being moved has two."""
+        """The partitions that may contain its state. While it is moved, there are two of them."""
         return [each for each in (self.line.place, self.line.origin_place) if each is not None]
 
     @property
@@ -285,10 +287,11 @@ def show(store: Store, name: str) -> ScheduleDetail:
 def next_ticks(
     store: Store, configured: Sequence[Schedule], name: str, from_unix_ms: int | None, count: int
 ) -> NextTicks:
-    """Return the next ticks of a schedule, starting at a time (now by default).
+    """Return the next ticks of a schedule from a time on, which is now by default.
 
-    The specification is read from Redis or, if the schedule is not there, from the configuration.
-    Raises InvalidRequestError, RequestRefusedError, InvalidValueError and RedisUnavailableError.
+    The specification is read from Redis, or from the configuration if Redis does not have the
+    schedule. Raises InvalidRequestError, RequestRefusedError, InvalidValueError and
+    RedisUnavailableError.
     """
     check_name(name)
     entry = calls.index(store, [name]).get(name)
@@ -313,7 +316,7 @@ def first_ticks(schedule: Schedule, from_unix_ms: int, count: int, source: str) 
 
 
 def compute_ticks(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
-    """Return at most `count` ticks of a specification, the first ones at or after a time."""
+    """Return the first ticks of a specification at or after a time, at most `count` of them."""
     rows: list[Tick] = []
     after, offset = from_unix_ms - 1, offset_ms(schedule)
     while len(rows) < count:
@@ -339,7 +342,7 @@ class ScheduleTotals:
     """The number of schedules in each state.
 
     `late` is the number of schedules that were due more than a minute ago. `next_due_unix_ms` is
-    the earliest due time of the other schedules, or null if there is none.
+    the earliest due time of the schedules that are not late, or null if there is none.
     """
 
     schedules: int
@@ -386,7 +389,7 @@ def count_schedules(
 
 
 def is_late(row: ScheduleRow, now_unix_ms: int) -> bool:
-    """Return True if a schedule was due more than a minute ago and no instance has sent it."""
+    """Return True if a schedule was due over a minute ago but no instance has sent its message."""
     due = row.due_unix_ms
     return row.state == ACTIVE and due is not None and due < now_unix_ms - LATE_MS
 
@@ -447,7 +450,7 @@ def add(
                 f" was changed; run `streamqd schedule show {schedule.name}`"
             )
         declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
-        # Write the line again, because a concurrent prune may have deleted it.
+        # The line is written again, because a concurrent prune may have deleted it.
         calls.write_index(store, schedule.name, wanted, new=True)
     first = compute_ticks(schedule, now + 1, 1)
     return ScheduleChanged(
@@ -486,7 +489,7 @@ def edit(
     if not dry_run:
         declaration = Declaration(schedule, line.fleet, OPERATOR, now)
         if line.origin_place is not None:
-            relocate(store, declaration, line, place)  # first finish an interrupted move
+            relocate(store, declaration, line, place)  # finishes an interrupted move first
             [found] = read_schedules(ViewReader(store), _read_index_line(store, name))
             line = found.line
         if place != line.place:
@@ -513,8 +516,9 @@ def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sched
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
     """Resume paused schedules. Their `misfire` setting determines whether missed ticks are sent.
 
-    An active schedule is not changed. Raises InvalidRequestError and InvalidValueError. Raises
-    RequestRefusedError if a schedule is unreadable, missing, orphaned or moving.
+    Schedules that are already active are not changed. Raises InvalidRequestError and
+    InvalidValueError. Raises RequestRefusedError if a schedule is unreadable, missing, orphaned or
+    moving.
     """
     return _apply_to_each(store, names, _may_resume, ACTIVE, _release, dry_run)
 
@@ -529,13 +533,13 @@ def find_removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
 
 
 def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
-    """Remove schedules and their counts. If the call was interrupted, repeat it."""
+    """Remove schedules and their counts. To finish an interrupted call, repeat it."""
     removed = {}
     for name in names:
         line = calls.index(store, [name]).get(name)
         if line is None:
             continue
-        places = calls.places(store)  # the place is unknown if the line is invalid
+        places = calls.places(store)  # an invalid line does not show the place
         if isinstance(line, IndexLine):
             places = [each for each in (line.place, line.origin_place) if each is not None]
         for place in places:
@@ -546,9 +550,9 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
 
 
 def find_prunable(store: Store) -> list[ScheduleRow]:
-    """Return the schedules that `prune` removes.
+    """Return the schedules that `prune` would remove.
 
-    No instance declares them, or their topic was deleted.
+    These are the schedules that no instance declares any longer, or whose topic was deleted.
     """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     rows = [each.row(now) for each in read_schedules(reader, index(reader))]
@@ -557,7 +561,7 @@ def find_prunable(store: Store) -> list[ScheduleRow]:
 
 
 def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
-    """Send a message of a schedule now, without changing its due time.
+    """Send a message of a schedule now. The due time of its next tick stays the same.
 
     Raises InvalidRequestError, RequestRefusedError and InvalidValueError.
     """
@@ -592,7 +596,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
 
 
 def _time_between_ticks(schedule: Schedule, instant: int) -> int:
-    """Return a time that is not a tick, so that the headers differ from those of every tick."""
+    """Return this time, or if it is a tick, the next millisecond that is none."""
     while next_tick(schedule, instant - 1) == instant:
         instant += 1
     return instant
@@ -631,7 +635,8 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
 def read_schedules(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedule]:
     """Read the stored states of schedules.
 
-    A schedule whose state is missing or invalid has no `kept`. The reader records invalid ones.
+    If a state is missing or invalid, the schedule's `kept` is None. The reader records invalid
+    states.
     """
     found = _read_stored(reader, [(name, line, line.place) for name, line in lines.items()])
     moving = [
@@ -640,7 +645,7 @@ def read_schedules(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_
         if each.kept is None and each.line.origin_place is not None
     ]
     for name, seen in _read_stored(reader, moving).items():
-        # A state that cannot be read may exist at either place.
+        # If a state cannot be read at one of the two places, the schedule counts as unreadable.
         found[name] = seen if seen.kept or found[name].readable else found[name]
     return list(found.values())
 
@@ -648,7 +653,7 @@ def read_schedules(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_
 def _read_stored(
     reader: ViewReader, wanted: Sequence[tuple[str, IndexLine, TopicPartition]]
 ) -> dict[str, _SeenSchedule]:
-    """Read the states of schedules at the given places."""
+    """Read the states of schedules, each at the given place."""
     commands = [
         command
         for name, _, place in wanted
@@ -659,7 +664,8 @@ def _read_stored(
     for at, (name, line, place) in enumerate(wanted):
         some = replies[3 * at : 3 * at + 3]
         kept, readable = None, False
-        # Without a reply, the key has another type, which the reader has recorded.
+        # A missing reply means that the key has another type, which the reader has already
+        # recorded.
         if some[0] is not None and some[1] is not None:
             try:
                 kept = calls.parse_schedule(reader.keys.schedules(*place), name, some)
@@ -685,7 +691,8 @@ def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
         if line is None:
             raise _not_found_error(store, name)
         if isinstance(line, InvalidValueError):
-            # Such a schedule can only be removed, for which its place is not needed.
+            # The only possible action on such a schedule is to remove it, which does not need its
+            # place.
             line = IndexLine("", OPERATOR, ("", 0))
             found.append(_SeenSchedule(name, line, None, readable=False))
             continue
@@ -731,7 +738,7 @@ def _build(given: Mapping[str, Any]) -> Schedule:
 
 
 def _clear_replaced(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings, with empty values for the settings that they replace.
+    """Return these settings, plus empty values for the settings that they replace.
 
     For example, `every` replaces `cron` and `at`, and `key` replaces `partition`.
     """
@@ -766,7 +773,7 @@ def _apply_to_each(
     act: Callable[[Store, TopicPartition, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
-    """Apply an action to schedules after checking that it is allowed for every one."""
+    """Apply an action to schedules, after checking that every one of them allows it."""
     chosen = [found for found in _find_all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:
@@ -812,9 +819,10 @@ def _may_resume(store: Store, found: _SeenSchedule) -> bool:
 
 
 def _may_remove(store: Store, found: _SeenSchedule) -> bool:
-    """Return True, or raise RequestRefusedError if an instance still declares the schedule.
+    """Return True. If an instance still declares the schedule, raise RequestRefusedError instead.
 
-    The instance would add it again within 10 s.
+    The schedule may not be removed in that case, because the instance would add it again within 10
+    s.
     """
     kept, now = found.kept, server_unix_ms(store.connection)
     if kept is not None and kept.origin == FILE:

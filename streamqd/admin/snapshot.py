@@ -1,10 +1,10 @@
 """Read a snapshot of the fleet, with a row for each assignment.
 
 `read` measures the rows in Redis. `read_published` takes them from the summaries that instances
-publish every 2 s, and measures only the assignments that are in no summary. The summary of a hung
-instance is used for up to 10 s, until it expires. Neither function writes. `status`, `top`, `why`,
-`trace` and the plan of a drain are views of the result. An invalid value counts as missing, is
-listed in `unreadable`, and does not affect other rows.
+publish every 2 s, and measures only the assignments that no summary contains. If an instance hangs,
+its last summary is used until it expires, which takes up to 10 s. Neither function writes.
+`status`, `top`, `why`, `trace` and the plan of a drain are views of the result. An invalid value is
+treated as missing and listed in `unreadable`. It does not affect other rows.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ _TOP_ASSIGNMENT = (
 def _by_partition(
     rows: Iterable[AssignmentRow], of: Callable[[AssignmentRow], float | None]
 ) -> Iterable[float]:
-    """Return a figure once for each partition, because the owners of all its groups publish it."""
+    """Return one value per partition: the highest one that its groups' owners have published."""
     found: dict[tuple[str, int], float] = {}
     for row in rows:
         place = (row.topic, row.partition)
@@ -165,10 +165,10 @@ def read(
 ) -> FleetSnapshot:
     """Read the fleet, and measure the assignments of a topic, group and partition.
 
-    None selects all, and a partition requires a topic. The cost is about 10 pipelines of at most
-    256 commands or scripts for every 256 assignments. If `dead_letters` is true, the partitions are
-    measured too, and at most DEAD_LETTERS_MAX dead letters are counted by group. Raises
-    TopicNotFoundError and RequestRefusedError.
+    None selects all. To select a partition, also select a topic. For every 256 assignments, this
+    takes about 10 pipelines of at most 256 commands or scripts. If `dead_letters` is True, the
+    partitions are measured too, and at most DEAD_LETTERS_MAX dead letters are counted by group.
+    Raises TopicNotFoundError and RequestRefusedError.
     """
     reader = reader or ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -197,8 +197,8 @@ def read(
 def read_published(fleet: Fleet) -> FleetSnapshot:
     """Read the summaries of all instances, in two pipelines however many assignments there are.
 
-    Assignments that have a consumer but are in no summary are measured, up to a maximum of
-    STRAYS_MAX.
+    Assignments that have a consumer but are in no summary are measured, but no more than STRAYS_MAX
+    of them.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -209,8 +209,8 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         for pair in members.to_member_view(heartbeat).member.offers
     }
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
-    # Send single GETs in a pipeline, because a Redis user that may run GET might not be allowed to
-    # run MGET.
+    # Single GETs are sent in a pipeline, because a Redis user with the permission for GET may lack
+    # the one for MGET.
     replies = reader.ask(
         [
             *(("HGET", store.keys.meta(topic), "partitionCount") for topic in offered),
@@ -229,7 +229,8 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
             for name, raw in zip(names, replies[len(offered) :], strict=True)
         ],
     )
-    # During a move, two instances may publish the same assignment. Use the newer epoch.
+    # During a move, two instances may publish the same assignment. The one with the newer epoch
+    # owns it.
     owned = dict[Assignment, dict[str, Any]]()
     for assignment, values in sorted(reports, key=lambda each: each[1]["epoch"], reverse=True):
         owned.setdefault(assignment, values)
@@ -263,7 +264,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
 def _parse_summaries(
     state: FleetState, summaries: Sequence[dict[str, Any]]
 ) -> tuple[list[InstanceRow], list[Report], list[RecentFailure]]:
-    """Return the instances, their assignments, and all failures with the latest first."""
+    """Return the instances, their assignments, and all failures, with the latest failure first."""
     both = list(zip(state.heartbeats, summaries, strict=True))
     failures = [
         failure
@@ -287,9 +288,10 @@ def _make_shared_values(
     figures: Mapping[tuple[str, int], PartitionFigures] = {},
     dead_letters: Mapping[tuple[str, int], DeadLetterCount] = {},
 ) -> Callable[[Assignment], dict[str, Any]]:
-    """Return a function that supplies the values of a row that are stored for the whole fleet.
+    """Return a function that supplies the values of a row that are stored outside its assignment.
 
-    These are neither published by the assignment's owner nor stored in the assignment's keys.
+    The owner of an assignment does not publish these values, and the assignment's keys do not
+    contain them. They are stored for its partition or for the whole fleet.
     """
     by_assignment: dict[Assignment, list[RecentFailure]] = {}
     for each in failures:
@@ -356,8 +358,8 @@ def _count_dead_letters(
                 partial(_add_dead_letters, found[place]), reply, reader.keys.dlq(*place)
             )
             found[place] = counted or DeadLetterCount()
-        # Stop a count that has restarted because dead letters were removed. The next read counts
-        # them again.
+        # If dead letters were removed during a count, the count restarts. It is then not continued
+        # here, so that this function returns. The next read counts them again.
         left = [place for place in left if found[place].after and not found[place].whole]
         read += len(calls) * statistics.DEAD_LETTERS_AT_ONCE
     return found

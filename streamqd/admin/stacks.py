@@ -14,7 +14,7 @@ from streamqd.store import stacks
 from streamqd.store.directives import Directive, Scope
 from streamqd.store.stacks import PublishedStack
 
-ANSWER_SECONDS = 20.0  # time for an answer, several heartbeats of the owner
+ANSWER_SECONDS = 20.0  # seconds within which the owner answers, which are several of its heartbeats
 REQUESTS_MAX = 16  # maximum number of unanswered stack requests among a fleet's directives
 
 
@@ -22,8 +22,8 @@ REQUESTS_MAX = 16  # maximum number of unanswered stack requests among a fleet's
 class StackView:
     """The last published stack of an assignment, and the last request for one.
 
-    While the request has no answer, `awaited` is true up to ANSWER_SECONDS after it, and `missed`
-    from then on. Neither is true without a request, or if `published` answers it.
+    If the request has no answer yet, `awaited` is true for ANSWER_SECONDS, and then `missed` is
+    true instead. Both are false if there is no request, or if `published` is the answer to it.
     """
 
     request: Directive | None
@@ -35,8 +35,9 @@ class StackView:
 def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> WrittenDirective:
     """Ask the owner of an assignment to publish the stack of its worker.
 
-    Requests of the fleet that are too old to be answered are removed. Raises RequestRefusedError if
-    the assignment has no live owner, or if there are already REQUESTS_MAX other recent requests.
+    This also removes the fleet's requests that are too old to be answered. Raises
+    RequestRefusedError if the assignment has no live owner, or if there are already REQUESTS_MAX
+    other recent requests.
     """
     directives.check_scope(fleet, Scope(*assignment))
     state = published.fleet_state(fleet)
@@ -63,12 +64,12 @@ def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> W
 def read(
     reader: ViewReader, state: FleetState, assignment: Assignment, now_unix_ms: int
 ) -> StackView:
-    """Return the stack of an assignment. An invalid one is recorded, and counts as missing."""
+    """Return the stack of an assignment. An invalid one is recorded and treated as missing."""
     key = reader.keys.stack(*assignment)
     [raw] = reader.ask([("GET", key)])
     found, given = reader.read(stacks.parse, raw, key), state.control.stacks.get(assignment)
     if given is not None and now_unix_ms - given.at_unix_ms > stacks.KEPT_SECONDS * 1000:
-        given = None  # by now, a published answer would have expired too
+        given = None  # an answer to it would have expired by now
     is_open = given is not None and (found is None or found.requested_unix_ms < given.at_unix_ms)
     awaited = is_open and given is not None and _is_recent(given, now_unix_ms)
     return StackView(given, found, awaited, is_open and not awaited)

@@ -1,4 +1,4 @@
-"""Follow the messages of a topic without a group, so consumers still get every message."""
+"""Follow the messages of a topic without a group, so that its consumers still get every message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamqd.admin.reading import (
 )
 from streamqd.store.store import Store
 
-BLOCK_MS = 1000  # wait per read for new messages, shorter than the connection's timeout
+BLOCK_MS = 1000  # ms that a read waits for new messages, less than the connection's timeout
 READ_COUNT = 16  # messages per partition in one reply, because XREAD has no byte limit
 
 
@@ -40,9 +40,10 @@ class TailedEntry:
 
 
 class Tail:
-    """A position in a topic.
+    """A position in a topic, at its end when the instance was created.
 
-    `last` and `since` return existing messages, and `follow` returns the later ones.
+    `last` and `since` return the messages before this position, and `follow` returns those after
+    it.
     """
 
     def __init__(self, store: Store, topic: str, partition: int | None = None) -> None:
@@ -58,7 +59,8 @@ class Tail:
         self.topic, self._partition = topic, partition
         self._streams = {number: store.keys.stream(topic, number) for number in chosen}
         infos = ask(store, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
-        # Read the end once, because `$` in each read would miss messages between two reads.
+        # The end is read once. A read that starts at `$` would miss messages written between two
+        # reads.
         self._positions = {
             stream: read_id(last_id(info))
             for stream, info in zip(self._streams.values(), infos, strict=True)
@@ -67,7 +69,7 @@ class Tail:
     def last(self, count: int, since_unix_ms: int | None = None) -> list[TailedEntry]:
         """Return the last `count` messages of all partitions together, oldest first.
 
-        If `since_unix_ms` is set, only messages written at this time or later are returned.
+        If `since_unix_ms` is set, messages written before this time are left out.
         """
         choice = MessageFilter(since_unix_ms=since_unix_ms, partition=self._partition)
         every = messages(self._store, self.topic).iterate(choice, count)

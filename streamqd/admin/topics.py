@@ -28,8 +28,8 @@ class TopicRow:
 
     `messages` is the number of entries in its partitions. `groups` contains the names of its
     groups. `created_unix_ms` is the time at which it was registered, or null if that is unknown.
-    `unreadable` lists invalid values in its keys, which count as missing. An invalid name in the
-    registry has a row of its own, in which `topic` is the invalid text.
+    `unreadable` lists invalid values in its keys, which are treated as missing. A name in the
+    registry that is not a valid topic name has its own row, in which `topic` is this name.
     """
 
     topic: str
@@ -60,9 +60,9 @@ class GroupLag:
 class PartitionRow:
     """A partition of a topic.
 
-    `added` is the number of all entries that were ever added. `first_id` is '' if the partition is
-    empty. `last_id` is the last ID that was ever issued, or '' if there is none. `bytes` is the
-    approximate memory of the stream, or null without the permission to read it.
+    `added` is the number of entries ever added. `first_id` is '' if the partition is empty.
+    `last_id` is the last ID that was issued, or '' if there is none. `bytes` is the approximate
+    memory of the stream, or null without the permission to read it.
     """
 
     partition: int
@@ -95,8 +95,8 @@ class TopicDetail:
     `settings` contains the settings that are registered with the topic, and `configured` those in
     this configuration. `effective` contains the settings that a daemon with this configuration
     uses: configured settings override registered ones, which override the defaults. `growing_to` is
-    the partition count of a growth in progress, or null. `unreadable` lists invalid values in its
-    keys, which count as missing.
+    the partition count after the growth in progress, or null. `unreadable` lists invalid values in
+    the topic's keys, which are treated as missing.
     """
 
     topic: str
@@ -115,7 +115,7 @@ class TopicDetail:
 class Created:
     """The result of `topic create`.
 
-    `created` is False if it existed with the same partition count.
+    `created` is False if the topic already existed with the same partition count.
     """
 
     topic: str
@@ -126,8 +126,8 @@ class Created:
 def partition_count(store: Store, topic: str) -> int:
     """Return the partition count of a topic.
 
-    Raises TopicNotFoundError, which suggests a similar name. Raises InvalidRequestError if the name
-    is not valid.
+    Raises TopicNotFoundError, which suggests a similar name if there is one. Raises
+    InvalidRequestError if the name is not valid.
     """
     if not NAME.fullmatch(topic):
         raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
@@ -166,8 +166,8 @@ def list_topics(store: Store) -> list[TopicRow]:
     """Return every registered topic with its totals."""
     names, invalid = topics.read_registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
-    # The registry is in another slot than the meta keys, so it may contain a topic whose meta key
-    # was lost.
+    # The registry and the topics' meta keys are in different slots, so one may survive without the
+    # other. A topic without its meta key is left out.
     rows = [row for _, row in found if row is not None]
     for error in invalid:
         reader = ViewReader(store)
@@ -197,9 +197,9 @@ def _row(store: Store, topic: str) -> TopicRow | None:
 
 
 def known_meta(reader: ViewReader, topic: str) -> topics.TopicMeta | None:
-    """Return the registration of a topic, without its unreadable values.
+    """Return the registration of a topic, without any invalid values.
 
-    Return None if the topic is unknown or its partition count cannot be read.
+    Return None if the topic is unknown or its partition count is invalid.
     """
     count = known_count(reader, topic)
     if count is None:
@@ -230,7 +230,7 @@ def read_counts(reader: ViewReader, names: Sequence[str]) -> dict[str, int | Non
 
 
 def known_counts(reader: ViewReader) -> dict[str, int]:
-    """Return the partition counts of all registered topics. Unreadable ones are left out."""
+    """Return the partition counts of all registered topics. Invalid ones are left out."""
     names, invalid = topics.read_registry(reader.store)
     for error in invalid:
         reader.add(error)
@@ -240,7 +240,7 @@ def known_counts(reader: ViewReader) -> dict[str, int]:
 
 
 def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
-    """Record as invalid each topic that has no partition count and is not being deleted."""
+    """Record each of these topics that has no partition count, unless it is being deleted."""
     replies = reader.ask([topics.partition_count_command(reader.keys, name) for name in names])
     unreadable = {row.key for row in reader.rows}
     for name, reply in zip(names, replies, strict=True):
@@ -250,9 +250,9 @@ def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
 
 
 def read_partition_counts(reader: ViewReader, topic: str | None) -> dict[str, int]:
-    """Return the partition count of one topic, or of all readable topics for None.
+    """Return the partition count of one topic, or of all topics if `topic` is None.
 
-    Raises TopicNotFoundError.
+    Topics whose count is invalid are left out. Raises TopicNotFoundError.
     """
     if topic is None:
         return known_counts(reader)
@@ -343,11 +343,11 @@ def groups(
     *,
     only_messages: bool = False,
 ) -> list[str]:
-    """Return the sorted names of the groups that read any of the partitions.
+    """Return the sorted names of the groups that read any of these partitions.
 
-    If `only_messages` is true, groups that read dead letters and groups that show the position of a
-    Spark query are left out. Names that are not UTF-8 are skipped, because another client created
-    them.
+    If `only_messages` is True, groups that read dead letters and groups that only show the position
+    of a Spark query are left out. Names that are not UTF-8 are skipped, because streamqd cannot
+    have created them.
     """
     places = [(topic, each) for each in partitions]
     found = groups_on(ViewReader(store), places, dead_letters=not only_messages)
@@ -377,7 +377,8 @@ def groups_on(
     found: list[set[str]] = [set() for _ in places]
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
         for group in group_names(reader, reply, stream):
-            # Skip groups that another client created on a stream of the other kind.
+            # These groups were created by another client, because streamqd has no such group on
+            # such a stream.
             if group["name"].endswith(DLQ_SUFFIX) == (at >= len(places)):
                 found[at % len(places)].add(group["name"])
     return [frozenset(names) for names in found]
@@ -386,10 +387,7 @@ def groups_on(
 def read_figures(
     reader: ViewReader, counts: Mapping[str, int]
 ) -> dict[tuple[str, int], statistics.PartitionFigures]:
-    """Return the figures of each partition.
-
-    They are zero for a partition that cannot be measured.
-    """
+    """Return the figures of each partition. They are zero if the partition cannot be measured."""
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
     calls = [statistics.measure_partition(reader.keys, *place) for place in places]
     return {

@@ -2,14 +2,14 @@
 
 The order of the steps makes it safe to interrupt and repeat the deletion:
 
-1. Remove the partition count. After this step, the topic does not exist for producers and daemons,
-   and it cannot be created. The old count is stored.
+1. Remove the partition count. From then on, the topic does not exist for producers and daemons, and
+  it cannot be created. The old count is stored for the following steps.
 2. Delete the keys of the partitions in bounded batches: first the keys with known names, then those
-   that a scan finds by their hash tags.
-3. Remove the names of its schedules from their index.
+  that a scan finds by their hash tags.
+3. Remove the names of its schedules from the index of schedules.
 4. Remove its name from the registry, and then delete the key that records the deletion.
 
-Repeat the call to finish a deletion that was interrupted after the first step.
+To finish a deletion that was interrupted after the first step, repeat the call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_PARTITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class DeletionExtent:
-    """The extent of a deletion. `owned` lists the owned assignments, each with its owner.
+    """What a deletion would remove. `owned` lists the owned assignments, each with its owner.
 
     `partly_deleted` is True if an earlier deletion was interrupted.
     """
@@ -66,7 +66,7 @@ class Deleted:
 
 
 def measure_extent(store: Store, topic: str) -> DeletionExtent:
-    """Return the extent of a deletion without deleting anything. Raises TopicNotFoundError."""
+    """Return what a deletion would remove, without deleting anything. Raises TopicNotFoundError."""
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
     names = sorted({*admin.groups(store, topic, range(count)), *topics.known_groups(store, topic)})
@@ -108,8 +108,8 @@ def delete(
     """Delete a topic, or continue its deletion.
 
     `progress` is called with the number of keys that were removed so far. Raises
-    TopicNotFoundError, and RequestRefusedError if a group on the topic is owned and the deletion is
-    not forced.
+    TopicNotFoundError. Raises RequestRefusedError if a group on the topic is owned, unless `force`
+    is True.
     """
     found = measure_extent(store, topic)
     if found.owned and not force:
@@ -145,7 +145,7 @@ def _batches(store: Store, topic: str, found: DeletionExtent) -> Iterator[list[s
         keys.moving,
         *(keys.schedules, keys.schedules_due, keys.schedules_last),
     )
-    # Delete the fences first, so that every later call of an owner is rejected.
+    # The fences are deleted first, so that every later call of an owner is rejected.
     names: list[str | bytes] = [keys.fence(*assignment) for assignment in assignments]
     names += [kind(*assignment) for assignment in assignments for kind in of_assignments]
     names += [kind(topic, number) for number in numbers for kind in of_partitions]
@@ -170,7 +170,7 @@ def _scan_keys(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | 
 
 
 def pattern(keys: Keys, topic: str) -> re.Pattern[bytes]:
-    """Return a pattern for all keys of a topic except the two that its deletion needs."""
+    """Return a pattern for all keys of a topic, except the two that its deletion still needs."""
     tag = rf"\{{{re.escape(topic)}:p:[0-9]+\}}"
     control, streams = re.escape(keys.control), re.escape(keys.streams)
     kinds = "|".join(_OF_PARTITIONS)

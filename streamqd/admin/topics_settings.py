@@ -19,16 +19,15 @@ from streamqd.errors import ConfigError, InvalidValueError, RequestRefusedError
 from streamqd.store import topics, untrusted
 from streamqd.store.store import Store
 
-TRIES = 5  # attempts if other clients change the same settings
+TRIES = 5  # attempts if other clients change the same settings at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     """The result of `topic settings`, with the three kinds of settings that `topic describe` shows.
 
-    `registered` has the same meaning as the field `settings` of `topic describe`. `changed` is True
-    if this call changed the registered settings. `unreadable` lists invalid registered settings,
-    which are ignored.
+    `registered` is called `settings` there. `changed` is True if this call changed the registered
+    settings. `unreadable` lists registered settings that are invalid and therefore ignored.
     """
 
     topic: str
@@ -57,8 +56,8 @@ def change(
 ) -> TopicSettings:
     """Change registered settings. Each is given as `NAME=VALUE`, such as `retention.max_age=24h`.
 
-    They are checked like settings in the configuration file. Raises ConfigError, which lists every
-    problem, and RequestRefusedError.
+    They are checked in the same way as the configuration file. Raises ConfigError, which lists all
+    problems, and RequestRefusedError.
     """
     for _ in range(TRIES):
         text = topics.read_settings(store, topic)
@@ -132,7 +131,7 @@ def changed_topic(
     before = config.effective(config.Topic(), stored)
     stated = raw.get("topics", {}).get(topic, {})
     changed: config.Topic = TableReader(problems).table(before, stated, path)
-    # Check the rules between settings, with the other sections at their defaults.
+    # Rules between settings are checked with the defaults for all other sections.
     among = Problems()
     check(config.Settings(topics={topic: changed}), among, {})
     own = [each for each in among.sentences if each.startswith("topics.")]
@@ -142,7 +141,7 @@ def changed_topic(
 
 
 def settings_in_file(topic: config.Topic) -> dict[str, Any]:
-    """Return a topic's settings as they are set in the file, without the partition count."""
+    """Return a topic's settings in the file's notation, without the partition count."""
     whole = plain(topic)
     bounds = {name: whole["retention"][name] for name in sorted(topic.retention.explicit)}
     settings = {
@@ -154,7 +153,7 @@ def settings_in_file(topic: config.Topic) -> dict[str, Any]:
 
 
 def plain(topic: config.Topic) -> dict[str, Any]:
-    """Return all settings of a topic in their registered form."""
+    """Return all settings of a topic in the form in which they are registered."""
     bounds = {name: getattr(topic.retention, name) for name in section_settings(config.Retention)}
     return {**config.registered_settings(topic), "retention": bounds}
 
@@ -210,7 +209,7 @@ def _parse_settings(topic: str, text: str) -> dict[str, Any]:
 
 
 def _merge_settings(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
-    """Return the settings to store, including settings that only a later version knows."""
+    """Return the settings to store, including stored ones that only a later version knows."""
     new = config.registered_settings(topic)
     bounds = before.get("retention")
     later = {

@@ -1,8 +1,8 @@
 """Trace one message: find its entry, its state in every group, and its copies.
 
 The uid `topic/partition/id` identifies a message in all its copies. A trace searches the streams of
-the partition for the entry, its retries, its dead letters and its replays. It writes nothing. The
-search is bounded, and `complete` is False if a part was not searched.
+the partition for the message's entry, retries, dead letters and replays. It writes nothing. The
+search is limited, and `complete` is False if a limit left something out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from streamqd.model import Assignment
 from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
 
-CALLS_MAX = 40  # calls that search one stream, enough for 20,000 entries
-PAGES_MAX = 160  # pages read from a group's waiting retries, enough for 10,000
+CALLS_MAX = 40  # calls to search one stream, enough for 20,000 entries
+PAGES_MAX = 160  # pages to read from a group's waiting retries, enough for 10,000
 PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
@@ -35,9 +35,9 @@ SCHEDULE, EDITED_FROM = "x-schedule", "x-edited-from"
 # The states that a message can have in a group. The first one that applies is reported.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
 DEAD, UNREAD, DONE, UNREADABLE = "dead-lettered", "unread", "acknowledged", "unreadable"
-MISSING, MISSED = "missing", "missed"  # states without proof that the message was ever written
+MISSING, MISSED = "missing", "missed"  # used if nothing proves that the message was written
 _KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # states that prove that the message was written
-_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # replacements for these states if there is no proof
+_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # the states to report without such proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class GroupTrace:
     - waiting: failed, and waiting for its next attempt at `due_unix_ms`.
     - retry-unread: due for its next attempt, but not read yet.
     - dead-lettered
-    - acknowledged: delivered, with no trace left.
+    - acknowledged: delivered, and no longer pending, waiting or dead-lettered.
     - missed, missing: used instead of unread and acknowledged if nothing proves that the message
       was ever written.
     - unreadable: the state cannot be read, for the reason in `problem`.
@@ -119,8 +119,8 @@ class GroupTrace:
     holds a pending message, or '' for streamqd itself. `deliveries` is the number of times that a
     pending entry was delivered, and `idle_ms` is the time since the last delivery.
     `running_seconds` is the duration of the current run. `replays` is the number of times that the
-    message was replayed from the dead letters. `dead_letter_ids` contains the IDs of the dead
-    letters that remain.
+    message was replayed from the dead letters. `dead_letter_ids` contains the IDs of its dead
+    letters that still exist.
     """
 
     group: str
@@ -181,7 +181,7 @@ class Trace:
 
 
 class Name(NamedTuple):
-    """The parts of a uid. `id` is an entry ID, or the send ID of a delayed send."""
+    """The parts of a uid. `id` is an entry ID, or the send ID for a delayed send."""
 
     topic: str
     partition: int
@@ -204,8 +204,8 @@ def read_uid(text: str) -> Name:
 def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
     """Trace a message, or a send and the message that it became.
 
-    Raises TopicNotFoundError. Raises RequestRefusedError if no trace of the message is left, or if
-    it was never written.
+    Raises TopicNotFoundError. Raises RequestRefusedError if Redis has no trace of the message,
+    which may also mean that it was never written.
     """
     count = topics.partition_count(fleet.store, name.topic)
     if isinstance(name, OutboxUid):
@@ -241,7 +241,10 @@ def _trace_outbox_row(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
 
 
 def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
-    """Find a delayed send by its send ID or, if it was already sent, the message that it became."""
+    """Find a delayed send by its send ID.
+
+    If it was already sent, find the message that it became.
+    """
     store = fleet.store
     due = store.execute("ZSCORE", store.keys.delayed_sends(name.topic, name.partition), name.id)
     if due is None:
@@ -266,7 +269,7 @@ def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
 
 
 class _Search:
-    """One search for a message, which records if a limit stopped it."""
+    """One search for a message. It remembers whether a limit stopped it."""
 
     def __init__(self, fleet: Fleet, name: Name, entry_id: Id) -> None:
         self._fleet, self._store, self._keys = fleet, fleet.store, fleet.store.keys
@@ -349,7 +352,7 @@ class _Search:
     def _find_copies(self, stream: str) -> list[tracing.Copy]:
         """Return the copies of the message in a stream.
 
-        All were written after the message itself.
+        Copies are always written after the message, so the search starts at its ID.
         """
         copies: list[tracing.Copy] = []
         begin = str(self._id)
@@ -364,7 +367,7 @@ class _Search:
         return copies
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
-        """Return False if a copy is from a message of another topic or partition."""
+        """Return False if this is the copy of a message in another topic or partition."""
         dead_letter = DeadLetterFields(copy.fields)
         topic, partition = (
             dead_letter.text(b"originalTopic"),
@@ -409,8 +412,8 @@ class _Search:
         of_group = [each for each in dead_letters if each.group == assignment.group]
         more: dict[str, Any] = {"dead_letter_ids": [each.id for each in of_group]}
         replays = max((each.replays for each in of_group), default=0)
-        # Replays to every group write further entries for the same message. The newest of these and
-        # the original determines the state, so examine the newest first.
+        # If the message was replayed to every group, several entries stand for it. The newest one
+        # that is running or pending determines the state, so they are examined from the newest on.
         held = [
             self._entry_state(assignment, self._keys.source(*assignment), f"m:{entry_id}", seen)
             for entry_id in (*reversed(self._replay_ids), str(self._id))
@@ -553,9 +556,10 @@ COUNT_DIGITS = 9
 
 
 def _is_whole(stream: dict[bytes, Any]) -> bool:
-    """Return True if a stream still has every entry that was added to it.
+    """Return True if a stream still has every entry that was ever added to it.
 
-    Return False if the server does not count added entries (Redis before 7.0).
+    If the server does not count added entries (Redis before 7.0), this is unknown. Return False
+    then.
     """
     return b"entries-added" in stream and stream[b"entries-added"] == stream[b"length"]
 
@@ -563,9 +567,9 @@ def _is_whole(stream: dict[bytes, Any]) -> bool:
 def _is_kept_part(entry_id: Id, stream: dict[bytes, Any]) -> bool:
     """Return True if no entry with this ID or a later one was ever deleted from the stream.
 
-    This is known because trimming removes only the oldest entries and the server records the
-    greatest ID that XDEL removed. Return False if the server does not record it (Redis before 7.0),
-    or if the stream is empty.
+    This is certain if the ID is greater than the first entry's, because trimming removes only the
+    oldest entries, and greater than the greatest ID that XDEL removed. Return False if the server
+    does not record the latter (Redis before 7.0), or if the stream is empty.
     """
     first, deleted = stream.get(b"first-entry"), stream.get(b"max-deleted-entry-id")
     if not first or deleted is None:

@@ -1,8 +1,8 @@
 """Explain why a partition makes no progress, as a list of causes with the most likely one first.
 
-Each cause has one sentence and one fix. The order of the rule tables matters because one cause can
-hide another. For example, while a partition is paused, its handler is not the cause, and while it
-has no owner, no handler runs.
+Each cause has one sentence and one fix. The order of the rule tables matters, because one cause can
+hide another. For example, while a partition is paused, its handler cannot be the cause, and while a
+partition has no owner, no handler runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from streamqd.store.directives import Directive, Directives
 from streamqd.store.outbox import OutboxView
 from streamqd.words import plural, precise_duration, short_duration, spans
 
-FAILING_SHARE = 0.5  # share of failed runs from which `failing` is reported
+FAILING_SHARE = 0.5  # share of failed runs from which on `failing` is reported
 MOVING = 0.05  # messages per second that count as progress
 LATE_MS = 60_000  # age of the oldest unread message at which a group is late
 QUERY_SILENT_SECONDS = 60.0  # seconds without a report, which a query sends every 10 s or trigger
@@ -45,10 +45,9 @@ OUTBOX_SECONDS = 10.0  # seconds that a relay is blocked, or a row waits, before
 
 @dataclass(frozen=True, slots=True)
 class WaitCause:
-    """One reason why a partition makes no progress, or the way in which it does make progress.
+    """One reason why a partition makes no progress, or, if `moves` is True, how it makes progress.
 
-    `word` identifies the cause and is stable across versions. `moves` is true if the partition
-    makes progress.
+    `word` identifies the cause and is stable across versions.
     """
 
     word: str
@@ -62,8 +61,8 @@ class WaitFacts:
     """All facts about one assignment.
 
     `other_clients` maps each other client in the group to its number of pending entries. Entries
-    with no consumer are counted under ''. `shown_seconds` is the number of seconds since a Spark
-    query last reported its position, or None if it is unknown.
+    that no consumer holds are counted under ''. `shown_seconds` is the number of seconds since a
+    Spark query last reported its position, or None if it is unknown.
     """
 
     row: AssignmentRow
@@ -135,8 +134,8 @@ class WaitFacts:
     def slope(self) -> float:
         """Growth of the lag in messages per second.
 
-        If the lag is not counted, its growth is derived from the rates of arriving and handled
-        messages.
+        If the lag is not counted, its growth is derived from the rates at which messages arrive and
+        are handled.
         """
         if self.row.lag is not None:
             return self.row.lag_per_second or 0.0
@@ -177,9 +176,9 @@ class WaitFacts:
 class Answer:
     """The reasons why one assignment makes no progress, most likely first.
 
-    `unreadable` lists the values in Redis, of this assignment and of the fleet, that cannot be
-    read. They count as missing. `owners` lists the last owners, newest first, or is None if they
-    were not requested.
+    `unreadable` lists invalid values in Redis, of this assignment and of the fleet, which are
+    treated as missing. `owners` lists the last owners, newest first, or is None if they were not
+    requested.
     """
 
     row: AssignmentRow
@@ -215,9 +214,9 @@ def answer(
     """Explain one partition of a topic or all partitions, for one group or for every group.
 
     The answers are ordered by group. `configured` contains the names of the outboxes in the
-    configuration. If no relay ever held such an outbox, its topics are unknown, so it is reported
-    for whole topics but not for single partitions. Listing the owners costs one more command for
-    each assignment. Raises TopicNotFoundError and RequestRefusedError.
+    configuration. As long as such an outbox has never had a relay, its topics are unknown, so it is
+    reported only for a whole topic and not for a single partition. Listing the owners takes another
+    command for each assignment. Raises TopicNotFoundError and RequestRefusedError.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
@@ -227,8 +226,8 @@ def answer(
         raise RequestRefusedError(f"no group reads topic {topic}; start a consumer of it")
     assignments = [row.assignment for row in seen.assignments]
     free = [row.assignment for row in seen.assignments if not row.owner]
-    # This view never reads the value of a lease, so a lease key of the wrong type would look like a
-    # missing owner. Therefore, check the types of these keys.
+    # This view does not read the values of leases, so it would mistake a lease key of the wrong
+    # type for a missing owner. The types of these keys are therefore checked.
     reader.keep_mistyped({store.keys.lease(*assignment): "string" for assignment in free})
     shown = _query_idle_seconds(
         reader, [assignment for assignment in assignments if assignment.is_of_query]
@@ -265,8 +264,8 @@ def answer(
 def _add_outbox_causes(found: list[WaitCause], late: list[WaitCause]) -> list[WaitCause]:
     """Combine the causes of a group with those of the outboxes that feed its topic.
 
-    A group without messages is waiting for the outboxes, so their causes replace its own. A group
-    with messages has its own causes, which come first.
+    If the group has no messages, it waits for the outboxes, so their causes replace its own.
+    Otherwise, its own causes come first.
     """
     return late or found if found[0].word == "idle" else [*found, *late]
 
@@ -283,7 +282,8 @@ def _outbox_causes(
         if view.rows:
             text = f"no relay owns {name}; it last had {waiting}"
         elif view.name in configured:
-            # Rows may have been committed since a relay last reported, and they are not known here.
+            # Rows may have been committed since the last relay reported. Their number is unknown
+            # here.
             text = f"no relay owns outbox {view.name}, so rows for {topic} may wait in its table"
         else:
             return None
@@ -323,7 +323,7 @@ def _query_idle_seconds(
 
 
 def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
-    """Return the facts about each assignment, except those on other clients and Spark queries."""
+    """Return the facts about each assignment, without those on other clients and Spark queries."""
     members = {each.instance: each for each in seen.instances}
     control, now = seen.state.control, seen.now_unix_ms
     return [WaitFacts(row, now, control, members) for row in seen.assignments]
@@ -343,7 +343,7 @@ class AssignmentCause(NamedTuple):
 def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
     """Yield the first problem of each assignment that has one.
 
-    Directives do not count as problems.
+    Directives are not problems here, because an operator has chosen their effect.
     """
     for facts in wait_facts(seen):
         for rule in _applicable_rules(facts):
@@ -353,7 +353,7 @@ def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
 
 
 def summarize(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, str]]:
-    """Return one clause for each group and cause, with the assignment that has waited longest."""
+    """Return a clause for each group and cause, with the assignment that has waited longest."""
     by_cause: dict[tuple[str, str, str], list[AssignmentCause]] = {}
     for each in found:
         by_cause.setdefault((each.row.topic, each.row.group, each.cause.word), []).append(each)
@@ -376,8 +376,8 @@ def summarize(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, s
 class CauseRule(NamedTuple):
     """One rule in a table of causes.
 
-    `holds` returns a true value if the cause applies. `sentence` and `advice` are format strings
-    for the values that `_sentence_values` returns.
+    The cause applies if `holds` returns a true value. `sentence` and `advice` are format strings,
+    which are filled with the values from `_sentence_values`.
     """
 
     word: str
@@ -426,7 +426,7 @@ def _in_states(*states: str) -> Callable[[WaitFacts], bool]:
 
 
 def _keeps_messages(f: WaitFacts) -> bool:
-    """Return True if messages wait for an earlier one of their key and no other key progresses."""
+    """Return True if messages wait for an earlier one of their key, and no other key progresses."""
     held = f.row.held or 0
     others = f.row.oldest_unread_unix_ms or (f.row.pending or 0) > held
     other_state = _in_states("blocked", "halted", "probing", "flooded", "throttled")
@@ -735,7 +735,7 @@ _OTHER_CLIENTS = (
     ),
 )
 
-# States of an assignment that nothing delays. The first rule that holds applies.
+# States in which nothing is wrong with the assignment. The first rule that holds applies.
 _FALLBACK = (
     CauseRule("idle", lambda f: not f.waits, "{assignment}: no messages waiting"),
     CauseRule(
@@ -801,9 +801,10 @@ _ALWAYS_REPORTED = (
         "max-partitions",
     ),
     *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
-    "failing",  # because its messages may all be dead letters by now
+    "failing",  # even if no message waits, because all of them may already be dead letters
 )
-# Causes that `status` lists as problems. It shows directives and missing instances elsewhere.
+# Causes that `status` lists as problems. Directives and missing instances are left out, because
+# `status` shows them elsewhere.
 _PROBLEMS = (
     *(
         "no-consumer",
@@ -817,7 +818,7 @@ _PROBLEMS = (
     *("slow-handler", "crashing", "failing", "housekeeping"),
 )
 
-# Severities of the causes that are not problems. `doctor` and `status` use the same severities.
+# Severities of the causes that are not problems, as `doctor` and `status` report them.
 _NOTES = ("stopped", "paused", "drained", "growing", "throttled", "recovering", "quarantine")
 _WARNINGS = (
     *("changing-hands", "no-report", "query-silent", "slow-handler", "loop-blocked", "keys-held"),
@@ -839,11 +840,10 @@ def severity(word: str) -> Severity | None:
 def grade(row: AssignmentRow, cause: str) -> Severity | None:
     """Return the severity of an assignment's state, or None if the assignment is healthy.
 
-    `cause` is the word of the assignment's first cause, or '' if that cause is unknown or not a
-    problem.
+    `cause` is the word of the assignment's first cause, or '' if the cause is unknown or harmless.
     """
     if row.worker == "full":
-        return Severity.PROBLEM  # it fetches nothing until the first message of a key succeeds
+        return Severity.PROBLEM  # fetches nothing until a failed message succeeds
     if cause:
         return severity(cause)
     if row.condition in ("paused", "stopped"):
@@ -923,7 +923,7 @@ def _format_catch_up_time(least: int, slope: float) -> str:
 
 
 def lag_advice(least: int, slope: float) -> str:
-    """Return the advice for a lag of at least `least` messages that grows by `slope` per second."""
+    """Return advice on a lag of `least` or more messages that grows by `slope` per second."""
     left = _format_catch_up_time(least, slope)
     if left:
         return f"wait: at this rate it takes {left} to catch up"
@@ -960,7 +960,7 @@ def _format_last_failure(failures: Iterable[RecentFailure]) -> str:
 
 
 def _command_for_failed(f: WaitFacts) -> str:
-    """Return a clause with the command that shows the dead letters or waiting retries, or ''."""
+    """Return a clause with the command that shows dead letters or waiting retries, or ''."""
     topic, group = f.row.assignment[::2]
     if f.row.dead_letters:
         return f"; `streamqd dlq stats {topic}` counts its dead letters by error"
@@ -985,7 +985,7 @@ def _format_author(directive: Directive) -> str:
 
 
 def as_argument(scope: str) -> str:
-    """Return a scope as an argument of `resume`, without stars that a shell would expand."""
+    """Return a scope as an argument of `resume`, without asterisks, which a shell would expand."""
     match scope.split("/"):
         case ["*", "*", "*"]:
             return "--all"
