@@ -1,7 +1,7 @@
 """List, count, replay, purge and export the dead letters of a topic.
 
-Each step of a replay or purge is atomic and can be repeated. No dead letter is replayed twice, even
-if several clients replay the same ones at the same time.
+Each step of a replay or a purge is atomic and can be repeated. Even if several clients replay the
+same dead letters at the same time, none is replayed twice.
 """
 
 from __future__ import annotations

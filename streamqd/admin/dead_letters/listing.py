@@ -51,9 +51,9 @@ class DeadLetterRow:
 
     `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or canceled.
     `attempts` is the number of failed runs, and `crashes` the number of worker processes that the
-    message crashed. `replays` is the number of times that it was replayed from the dead letters
-    before. `uid` identifies the message in all its copies. The message was dead-lettered at
-    `failed_unix_ms` and first written at `original_unix_ms`. Dead letters with the same cause have
+    message crashed. `replays` is the number of times that the message was already replayed from the
+    dead letters. `uid` identifies the message in all its copies. The message was first written at
+    `original_unix_ms` and dead-lettered at `failed_unix_ms`. Dead letters with the same cause have
     the same `fingerprint`. A number is null if the dead letter does not contain it.
     """
 
@@ -77,10 +77,10 @@ class DeadLetterDetail(DeadLetterRow):
     """A dead letter with all its fields, as `dlq show` prints it.
 
     If the message crashed its worker, `pid`, `exit_code` or `signal`, and `rss` (in bytes) describe
-    that process. `frame` is the innermost frame of user code, written `file:function`. `moving_to`
-    is the destination of an interrupted replay. `trace_id` and `span_id` identify the span of the
-    last run, and are '' without tracing. `headers` is null if the field is invalid. `other`
-    contains fields that streamqd does not write.
+    the crashed process. `frame` is the innermost frame of user code, written `file:function`.
+    `moving_to` is the destination of a replay that was interrupted. `trace_id` and `span_id`
+    identify the span of the last run, and are '' without tracing. `headers` is null if the field is
+    invalid. `other` contains fields that streamqd does not write.
     """
 
     topic: str
@@ -103,10 +103,10 @@ class DeadLetterDetail(DeadLetterRow):
 
 @dataclass(frozen=True, slots=True)
 class TopicDeadLetters:
-    """The number of a topic's dead letters, and the times of the oldest and the newest.
+    """The number of a topic's dead letters, and the times of the oldest and the newest one.
 
-    `unreadable` lists invalid values in the topic's keys. If they prevent the count, `total` is 0
-    and both times are None.
+    `unreadable` lists invalid values in the topic's keys. If they make counting impossible, `total`
+    is 0 and both times are None.
     """
 
     topic: str
@@ -120,7 +120,7 @@ class TopicDeadLetters:
 
 
 def overview(store: Store) -> list[TopicDeadLetters]:
-    """Return each topic that has dead letters or invalid values."""
+    """Return the topics that have dead letters, or invalid values that prevent counting them."""
     rows = []
     names, invalid = registry.read_registry(store)
     for error in invalid:
@@ -182,7 +182,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
 
 
 def mask_dead_letter(dead_letter: DeadLetterDetail) -> DeadLetterDetail:
-    """Return a dead letter with `***` in place of every value that can contain user data."""
+    """Return a dead letter with `***` in place of every value that may contain user data."""
     return replace(
         dead_letter,
         key=dead_letter.key and MASK.encode(),
@@ -215,12 +215,12 @@ _EVERY = 1 << 62
 class FailureCause:
     """The dead letters of one group that have the same cause.
 
-    `fingerprint` identifies the exception class, the frame of user code and the handler. `frame` is
-    written `file:function`, and is '' if it is unknown. `first_unix_ms` and `last_unix_ms` are the
-    times of the oldest and the newest dead letter, and `example` is the ID of the newest.
-    `instances` lists at most 8 instances on which the messages failed. `replayed` is the number of
-    these dead letters that were replayed before, and `replays` the highest number of replays among
-    them.
+    `fingerprint` is computed from the exception class, the frame of user code and the handler.
+    `frame` is written `file:function`, and is '' if it is unknown. `first_unix_ms` and
+    `last_unix_ms` are the times of the oldest and the newest dead letter, and `example` is the ID
+    of the newest one. `instances` lists at most 8 instances on which the messages failed.
+    `replayed` is the number of these dead letters that were already replayed before, and `replays`
+    is the highest number of replays of one of them.
     """
 
     fingerprint: str
@@ -262,7 +262,7 @@ class Causes:
 class FailureTally:
     """Counts dead letters by cause.
 
-    Memory is bounded, because at most CAUSES_MAX causes are kept.
+    To limit its memory, it keeps at most CAUSES_MAX causes.
     """
 
     def __init__(self) -> None:
@@ -340,8 +340,8 @@ def causes(
 ) -> Causes:
     """Count the matching dead letters by cause, reading the newest first.
 
-    At most `last` dead letters are counted and at most `budget` are read. Counting stops earlier if
-    `stop` returns True. Raises TopicNotFoundError and RequestRefusedError.
+    At most `last` dead letters are counted, and at most `budget` are read. If `stop` returns True,
+    counting stops earlier. Raises TopicNotFoundError and RequestRefusedError.
     """
     return survey(store, topic, choice, last=last, budget=budget, stop=stop).causes
 
@@ -363,7 +363,7 @@ def survey(
     budget: int | None = None,
     stop: Stop = never_stop,
 ) -> DeadLetterSurvey:
-    """Count causes like `causes`, and return the newest `limit` matches, in a single pass."""
+    """Count causes as `causes` does, and return the newest `limit` matches, in a single pass."""
     dead_letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0
     rows: list[FoundMessage[Entry]] = []
     place: MessagePosition | None = None
@@ -381,7 +381,7 @@ def survey(
                 rows.append(each)
         examined += 1
         place = each.position
-    full = len(rows) < tally.count  # there are more matches than rows on the page
+    full = len(rows) < tally.count  # more dead letters match than the page has rows
     if full and rows:
         place = rows[-1].position
     found = Causes(

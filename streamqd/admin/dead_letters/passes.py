@@ -1,13 +1,13 @@
 """Purge and export the dead letters of a topic in passes, which have a rate, counts and a result.
 
 An operator can stop a pass, and Redis can fail during one. Each step is atomic and can be repeated,
-so the same pass can be started again. Its counts are exact, except for dead letters whose command
-got no reply (`unknown`).
+so the same pass can simply be started again. Its counts are exact, except for dead letters whose
+calls got no reply. These are counted as `unknown`.
 
 An export writes one JSON document per line for each dead letter, with its ID, topic, partition,
 time and fingerprint. `fields` is a list of all fields in order, each as `{"name": …, "value": …}`.
-A name or value that is not UTF-8 is `{"base64": …}`. To get an object, use `.fields | from_entries`
-in jq.
+A name or value that is not UTF-8 is written as `{"base64": …}`. To get the fields as an object, use
+`.fields | from_entries` in jq.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Progress = Callable[[int], None]
 
 
 def ignore_progress(_count: int) -> None:
-    """Report nothing."""
+    """Do nothing. This is the default for functions that report progress."""
 
 
 class ReplayPace:
-    """Spaces actions evenly in time. A delay is not followed by a burst."""
+    """Spaces actions evenly in time. After a delay, there is no burst to catch up."""
 
     def __init__(
         self, per_second: float | None, clock: Callable[[], float] = time.monotonic
@@ -59,7 +59,7 @@ class ReplayPace:
 
     @property
     def batch(self) -> int:
-        """The number of actions that the rate allows in 0.1 s (1 to `PAGE_MAX`)."""
+        """The number of actions in 0.1 s at this rate (1 to `PAGE_MAX`)."""
         if self._per_second is None:
             return PAGE_MAX
         return max(1, min(PAGE_MAX, math.floor(self._per_second / 10)))
@@ -77,7 +77,7 @@ class ReplayPace:
 class Pass:
     """One pass over the dead letters of a topic, which counts the outcomes.
 
-    It stops at a limit, if `stop` returns True, or at an error of Redis.
+    It ends early at a limit, when `stop` returns True, or after an error of Redis.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Pass:
     ) -> Iterator[list[Entry]]:
         """Yield the matching dead letters in batches, at `rate` dead letters per second.
 
-        `room` returns the maximum size of the next batch, or None if there is no limit. Dead
-        letters that do not match are read at full speed.
+        `room` returns the maximum size of the next batch, or None if there is no limit. The rate
+        does not apply to dead letters that do not match, so these are skipped at full speed.
         """
         throttle = ReplayPace(rate)
         try:
@@ -135,14 +135,15 @@ class Pass:
             self.fail(error)
 
     def mark_handled(self, entry: Entry) -> None:
-        """Record a dead letter as handled."""
+        """Record that this dead letter was purged, exported or replayed."""
         self.first = self.first or str(entry.place)
         self.last = str(entry.place)
 
     def fail(self, error: RedisUnavailableError | RedisResponseError, sent: int = 0) -> None:
         """Record the error that stops the pass.
 
-        `sent` is the number of dead letters whose calls were sent and have no reply yet.
+        `sent` is the number of dead letters whose calls were sent but got no reply, so that their
+        outcome is unknown.
         """
         self.result, self.error = FAILED, str(error)
         if isinstance(error, RedisUnavailableError) and error.sent:
@@ -181,12 +182,12 @@ class Pass:
 class Purged:
     """The result of a purge. `purged` and the next three fields are numbers of dead letters.
 
-    `unarchived` counts the dead letters that stay, because the topic requires an archive that does
-    not contain them yet. `missing` counts the dead letters that another client replayed or purged.
-    `unknown` counts the dead letters for which the connection was lost before the reply. `result`
-    is done, stopped or failed, and `error` is the reason. `first_id` and `last_id` identify the
-    first and the last dead letter of the calls that got a reply. `audited` is False if the audit
-    log could not be written.
+    `unarchived` counts the dead letters that stay because the topic requires an archive that does
+    not contain them yet. `missing` counts those that another client replayed or purged first.
+    `unknown` counts those whose calls got no reply, because the connection was lost. `result` is
+    done, stopped or failed, and `error` is the reason for a failure. `first_id` and `last_id`
+    identify the first and the last dead letter of the calls that got a reply. `audited` is False if
+    the audit log could not be written.
     """
 
     topic: str
@@ -220,8 +221,8 @@ def purge(
     `replay`.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
-    does not match. Raises RedisUnavailableError before anything is deleted. If the connection is
-    lost later, the purge stops with the result failed.
+    does not match. Raises RedisUnavailableError if the connection is lost before anything is
+    deleted. If it is lost later, the purge stops with the result failed.
     """
     holds, _ = retention.settings(store, topic, configured)
     required = holds.archive == "required" and not unarchived
@@ -270,7 +271,7 @@ class Exported:
 
 
 class Export:
-    """A running export. Iterate over `lines`, then call `finish` to get the result."""
+    """A running export. Iterate over `lines`, and then call `finish` to get the result."""
 
     def __init__(
         self,

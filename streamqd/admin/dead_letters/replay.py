@@ -1,10 +1,10 @@
 """Replay dead letters, and plan a replay.
 
-A replay to the same partition is one atomic step. A replay to another partition or topic takes
-three repeatable steps: mark the dead letter as moving, write it at the destination with a dedup ID,
-and delete it. After an interruption, the same replay completes the move, so no dead letter is lost.
-None is written twice either: after half of `RESUME_SECONDS`, an interrupted move is refused,
-because its dedup ID may expire.
+A replay to the same partition is a single atomic step. A replay to another partition or topic takes
+three steps, which can be repeated: mark the dead letter as moving, write it at the destination with
+a dedup ID, and delete it. If the replay is interrupted, running it again completes the move, so no
+dead letter is lost. The dedup ID prevents that one is written twice. It expires after
+`RESUME_SECONDS`, so an interrupted move is no longer completed after half of this time.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _RESET_COUNTERS = {
 class Target:
     """The destination of a replay. By default, it is each dead letter's own group and partition.
 
-    If `all_groups` is true, the message goes to all groups of its topic. If `topic` is set, it goes
-    to all groups of that topic. `partition` is a partition of the destination topic. If it is None,
-    a message for another topic goes to the partition of its key. A message without a key keeps its
-    partition number, modulo the partition count.
+    If `all_groups` is True, a message goes to all groups of its own topic. If `topic` is set, it
+    goes to all groups of that topic. `partition` is a partition of the destination topic. If it is
+    None, a message for another topic goes to the partition of its key. A message without a key
+    keeps its partition number, modulo the partition count.
     """
 
     all_groups: bool = False
@@ -74,7 +74,7 @@ DEFAULT_TARGET = Target()
 
 
 class Destination(NamedTuple):
-    """The stream that a message is written to: a partition, or a group's retry stream on it."""
+    """The stream that a message is written to: a partition, or a group's retry stream for it."""
 
     topic: str
     partition: int
@@ -86,7 +86,7 @@ class Destination(NamedTuple):
 
 
 def read_destination(text: str) -> Destination | None:
-    """Parse a destination. Return None if it is not valid."""
+    """Parse a destination, as stored in a mark. Return None if it is not valid."""
     topic, _, rest = text.partition("/")
     number, slash, group = rest.partition("/")
     if not (topic and number.isascii() and number.isdigit()):
@@ -113,7 +113,7 @@ class Route:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
     def destination(self, entry: Entry) -> Destination | None:
-        """Return the destination of a dead letter, or None if its group is needed but unknown."""
+        """Return a dead letter's destination, or None if it depends on a group that is unknown."""
         target = self.target
         partition = entry.partition if target.partition is None else target.partition
         if target.topic is not None:
@@ -128,9 +128,9 @@ class Route:
         return Destination(self.topic, partition, group) if group else None
 
     def stays(self, entry: Entry, to: Destination) -> bool:
-        """Return True if the destination is in the slot of the dead letter.
+        """Return True if the destination is in the same slot as the dead letter.
 
-        The replay is then one atomic step.
+        In that case, the replay is one atomic step.
         """
         return (to.topic, to.partition) == (self.topic, entry.partition)
 
@@ -141,13 +141,13 @@ class Route:
 
 
 def changed_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """Return the fields that a replay sets: counters, origin and headers."""
+    """Return the fields that a replay changes or adds: counters, origin and headers."""
     replays = count_replays(entry) + 1
     fields = {**_RESET_COUNTERS, b"replayCount": b"%d" % replays}
     origin_topic, origin_partition, original_id = find_origin(topic, entry)
     origin = (origin_topic, origin_partition)
     if original_id and origin != (to.topic, str(to.partition)):
-        # In another partition, the uid can only be derived from these fields.
+        # In another partition, the message's uid can be derived only from these fields.
         fields[b"originalTopic"], fields[b"originalPartition"] = (part.encode() for part in origin)
     if to.group is None and entry.headers is not None:
         headers = {**entry.headers, REPLAYS_HEADER: str(replays)}
@@ -156,7 +156,7 @@ def changed_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, byt
 
 
 def moved_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """Return all fields of the message that a dead letter becomes in another slot."""
+    """Return all fields of the message that a dead letter becomes when it moves to another slot."""
     kept = {name: value for name, value in entry.fields.items() if name not in DEAD_ONLY}
     return kept | changed_fields(topic, entry, to)
 
@@ -176,12 +176,12 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """The result of a replay. All counts are numbers of dead letters.
 
-    `missing` counts the dead letters that another client replayed or purged. `refused` counts the
-    dead letters that stay, by reason. `unknown` counts the dead letters for which the connection
-    was lost before the reply, so each was either replayed or stays. `result` is done, limit (which
-    was reached), stopped or failed, and `error` is the reason. Dead letters newer than
-    `started_unix_ms` were not read. `first_id` and `last_id` identify the first and the last
-    replayed dead letter. `audited` is False if the audit log could not be written.
+    `missing` counts the dead letters that another client replayed or purged first. `refused` counts
+    those that stay, by reason. `unknown` counts those whose calls got no reply, because the
+    connection was lost. Each of these was either replayed or stays. `result` is done, limit (the
+    limit was reached), stopped or failed, and `error` is the reason for a failure. Dead letters
+    newer than `started_unix_ms` were not read. `first_id` and `last_id` identify the first and the
+    last replayed dead letter. `audited` is False if the audit log could not be written.
     """
 
     topic: str
@@ -219,15 +219,16 @@ def replay(
 ) -> ReplayResult:
     """Replay dead letters, the oldest of each partition first.
 
-    `rate` is the number of dead letters per second. They are spaced evenly. At most `limit` dead
-    letters are replayed. A dead letter that was already replayed `max_replays` times stays. `stop`
-    is called between batches, and the replay stops if it returns True. `progress` is called with
-    the size of each batch, and `examining` with the number of dead letters that were read for each
-    page.
+    If `rate` is set, dead letters are replayed at this number per second, at even intervals. At
+    most `limit` dead letters are replayed. A dead letter that was already replayed `max_replays`
+    times stays. `stop` is called between batches, and the replay stops if it returns True.
+    `progress` is called with the size of each batch, and `examining` with the number of dead
+    letters read for each page.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
-    does not match, or if the destination does not exist. Raises RedisUnavailableError before
-    anything is replayed. If the connection is lost later, the replay stops with the result failed.
+    does not match, or if the destination does not exist. Raises RedisUnavailableError if the
+    connection is lost before anything is replayed. If it is lost later, the replay stops with the
+    result failed.
     """
     route = Route(store, topic, target)
     done = Pass(store, topic, choice, stop, progress, examining)
@@ -262,7 +263,7 @@ def replay(
 def refusal(route: Route, entry: Entry, max_replays: int) -> str:
     """Return the reason for refusing a dead letter, or '' if it may be replayed.
 
-    Only the entry itself is examined.
+    The reason is found from the entry alone, without reading from Redis.
     """
     to = route.destination(entry)
     if to is None:
@@ -341,8 +342,8 @@ class _Replay:
             for entry, to in dead_letters
         ]
         going = []
-        # If the reply to a mark is lost, the dead letter is still in its stream, so none of them is
-        # unknown.
+        # If the reply to a mark is lost, the dead letter is still in its stream. Its outcome is
+        # therefore not unknown.
         for (entry, to), reply in self._ask(dead_letters, marks, 0):
             destination = self._choose_destination(to, reply)
             if destination is not None:
@@ -351,7 +352,7 @@ class _Replay:
             self._deliver(going)
 
     def _choose_destination(self, to: Destination, reply: Reply) -> Destination | None:
-        """Return the destination to deliver a marked dead letter to, or None if it stays."""
+        """Return the destination to deliver a marked dead letter to, or None if it must stay."""
         if reply.word == "GONE":
             self._done.counts["missing"] += 1
             return None
@@ -404,7 +405,7 @@ class _Replay:
     ) -> list[tuple[Subject, Reply]]:
         """Run one call for each item, and return the items with their replies.
 
-        An error stops the pass.
+        If a call fails, the pass stops, and only the items that have replies are returned.
         """
         try:
             replies = self._store.run_many(calls)
@@ -434,10 +435,10 @@ GroupPartition = tuple[str, int]  # group, partition
 class Receiver:
     """A group that would receive replayed messages, with the state of its destination partitions.
 
-    `partitions` is the number of its destination partitions. `owned` is the number that have a live
-    owner, and `paused` the number that are paused. `owners` contains the names of the owning
-    instances. `same_worker` is the number of partitions whose current worker is older than the
-    newest dead letter to replay, so that the code that failed would run again.
+    `partitions` is the number of destination partitions. `owned` of them have a live owner, and
+    `paused` of them are paused. `owners` contains the names of the owning instances. `same_worker`
+    is the number of partitions whose current worker is older than the newest dead letter to replay.
+    On these, the code that failed would run again.
     """
 
     group: str
@@ -454,14 +455,14 @@ class ReplayPlan:
     """The effects that a replay would have now.
 
     `dead_letters` is the number of dead letters that would be replayed, and `replayed_before` is
-    the number that were replayed before. `refused` counts the dead letters that would stay, by
-    reason. `causes` groups the dead letters to replay, as in `dlq stats`, and `receivers` contains
-    the groups that would get their messages. `notes` contains sentences for the operator.
-    `warnings` repeats the notes that are reasons not to replay. To replay only the dead letters
-    that this plan counts, pass `until_unix_ms` to the filter.
+    the number of them that were already replayed before. `refused` counts the dead letters that
+    would stay, by reason. `causes` groups the dead letters to replay, as in `dlq stats`, and
+    `receivers` contains the groups that would get their messages. `notes` contains sentences for
+    the operator, and `warnings` repeats those that are reasons not to replay. To replay only the
+    dead letters that this plan counts, pass `until_unix_ms` to the filter.
 
-    `examined` of the topic's `total` dead letters were read. If `complete` is False, the budget ran
-    out before the last one, and all counts are lower bounds.
+    `examined` is the number of dead letters that were read, out of `total` in the topic. If
+    `complete` is False, the budget ran out before the last one, and all counts are lower bounds.
     """
 
     topic: str
@@ -551,7 +552,7 @@ class _PlanTally:
         return self._limit is not None and self.failures.count >= self._limit
 
     def add(self, examined: int, dead_letters: Sequence[Entry]) -> None:
-        """Count the matching dead letters of a page on which `examined` dead letters were read."""
+        """Count a page's matching dead letters, for which `examined` dead letters were read."""
         self.examined += examined
         for entry in dead_letters:
             if self.is_full:

@@ -1,7 +1,8 @@
 """Select dead letters, parse their fields, and read them page by page.
 
-A walk reads only the dead letters that existed at its start. A message that it replays and that
-fails again is therefore not read twice. Only one page is in memory at a time.
+A walk reads only the dead letters that existed at its start. If a message is replayed during the
+walk and fails again, the walk therefore does not read it a second time. Only one page is in memory
+at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from streamqd.admin.reading import (
 from streamqd.errors import RequestRefusedError
 from streamqd.store.store import Store
 
-# This header counts the replays to a partition. The field `replayCount` is trusted only in a retry
-# stream, because any client can write to a partition.
+# This header counts the replays of a message that was written to a partition. The field
+# `replayCount` does the same, but is trusted only in a retry stream, because any client can write
+# to a partition.
 REPLAYS_HEADER = "x-replays"
 
 # Fields that only a dead letter has. `lua/dead_replay.lua` removes the same fields.
@@ -43,7 +45,7 @@ KNOWN = DEAD_ONLY | frozenset(
 )
 
 
-# Fields of a dead letter, under the names that views use for them.
+# Fields of a dead letter, each under the name that views use for it.
 _TEXTS = (
     *("group", "reason", "error_class", "error_message"),
     *("handler", "instance", "traceback", "signal"),
@@ -59,7 +61,10 @@ def _redis_name(name: str) -> bytes:
 
 
 class DeadLetterFields:
-    """The fields of a dead letter, as strings and integers. An invalid number counts as missing."""
+    """The fields of a dead letter, as strings and integers.
+
+    An invalid number is treated as missing.
+    """
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self._fields = fields
@@ -74,14 +79,14 @@ class DeadLetterFields:
             return None
 
     def fields_for(self, view: type) -> dict[str, Any]:
-        """Return the values of the fields that a dataclass has under the same name."""
+        """Return the values of those fields that a view has under the same name."""
         names = {field.name for field in fields(view)}
         texts = {name: self.text(_redis_name(name)) for name in _TEXTS if name in names}
         return texts | {name: self.number(_redis_name(name)) for name in _NUMBERS if name in names}
 
 
 def count_replays(entry: Entry) -> int:
-    """Return the number of times that a dead letter was replayed, by any kind of replay."""
+    """Return how often a dead letter's message was already replayed, by any kind of replay."""
     found = max(0, DeadLetterFields(entry.fields).number(b"replayCount") or 0)
     raw = entry.fields.get(b"headers", b"")
     if b"x-replays" not in raw and b"\\" not in raw:  # most dead letters, which need no JSON parser
@@ -92,7 +97,7 @@ def count_replays(entry: Entry) -> int:
 
 
 def find_origin(topic: str, entry: Entry) -> tuple[str, str, str]:
-    """Return the topic, partition and ID of a message's first write.
+    """Return the topic, the partition and the ID with which a message was first written.
 
     The ID is '' if it was not recorded.
     """
@@ -136,12 +141,12 @@ Stop = Callable[[], bool]
 
 
 def never_stop() -> bool:
-    """Return False, so that a walk does not stop."""
+    """Return False. This is the default for functions that can stop a walk."""
     return False
 
 
 def stop_after(seconds: float) -> Stop:
-    """Return a function that stops a walk after a number of seconds from now."""
+    """Return a function that returns True, and so stops a walk, after this number of seconds."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 
@@ -161,7 +166,7 @@ def pages(
 ) -> Iterator[DeadLetterPage]:
     """Yield the matching dead letters, partition by partition and oldest first.
 
-    A page contains the matches among at most `size` dead letters. Dead letters that arrive after
+    A page contains the matches among at most `size` dead letters. Dead letters that are added after
     the call are not read. Raises TopicNotFoundError. Raises RequestRefusedError if the partition or
     a named dead letter does not exist, or if a named dead letter does not match.
     """
@@ -206,7 +211,8 @@ def _find_by_ids(
 ) -> list[DeadLetterPage]:
     """Return the named dead letters, each on its own page.
 
-    Raises RequestRefusedError if one does not exist or does not match, before any is changed.
+    Raises RequestRefusedError if one does not exist or does not match. Nothing has been changed
+    then, because all of them are read first.
     """
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
@@ -229,8 +235,8 @@ def _find_by_ids(
 class MatchCount(NamedTuple):
     """The number of matching dead letters of a topic.
 
-    `examined` of the `total` dead letters were read. If `complete` is False, later ones can match
-    too.
+    `examined` is the number of dead letters that were read, out of `total`. If `complete` is False,
+    more may match among those that were not read.
     """
 
     dead_letters: int
@@ -257,8 +263,8 @@ def count_within(
 ) -> MatchCount:
     """Count the matches among the first `budget` dead letters, in the order of `pages`.
 
-    Counting stops earlier if `stop` returns True. Without a filter, the count is exact and no dead
-    letter is read. Raises TopicNotFoundError and RequestRefusedError.
+    If `stop` returns True, counting stops earlier. Without a filter, the count is exact and no dead
+    letters are read. Raises TopicNotFoundError and RequestRefusedError.
     """
     everything = total(store, topic)
     if choice == MATCH_ALL:

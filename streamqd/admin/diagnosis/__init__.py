@@ -60,8 +60,8 @@ class DiagnosisReport:
     """The report of `doctor`. `ok` is True if there is no problem and no warning.
 
     `checks` contains the IDs of the checks that ran. `unseen` contains a sentence for each part
-    that was not examined. If Redis did not reply, `server` is '', `now_unix_ms` is 0, and only this
-    host was examined.
+    that could not be examined. If Redis did not reply, `server` is '', `now_unix_ms` is 0, and only
+    this host was examined.
     """
 
     ok: bool
@@ -98,9 +98,9 @@ def examine(
 ) -> DiagnosisReport:
     """Read the facts that the checks need, and run the checks. Writes nothing.
 
-    `unit` is the name or the file of the daemon's systemd unit, or '' for the usual ones.
-    `read_table` is a function that reads the tables of an outbox, or None to skip databases. Raises
-    RedisUnavailableError, and RedisResponseError if the server rejects all commands.
+    `unit` is the name or the file of the daemon's systemd unit, or '' to look for the usual ones.
+    `read_table` is a function that reads the tables of an outbox. If it is None, no database is
+    read. Raises RedisUnavailableError, and RedisResponseError if the server rejects all commands.
     """
     needs = {need for check in checks for need in check.needs}
     facts = gather(link, settings, needs, unit, read_table)
@@ -118,7 +118,7 @@ def examine(
 def examine_without_redis(
     settings: Settings, checks: Sequence[Check[DiagnosisFacts]], error: str, *, unit: str = ""
 ) -> DiagnosisReport:
-    """Run only the checks that do not need Redis, because Redis does not answer."""
+    """Run the checks that do not need Redis. Call this if Redis does not answer."""
     some = [check for check in checks if set(check.needs) == {Need.HOST}]
     seen = host.gather(settings, unit, 0) if some else None
     facts = DiagnosisFacts(settings, 0, host=seen)
@@ -129,7 +129,10 @@ def examine_without_redis(
 
 
 def _run_check(check: Check[DiagnosisFacts], facts: DiagnosisFacts) -> Iterator[Finding]:
-    """Yield the findings of a check. In a cluster, a check of the server runs for each master."""
+    """Yield the findings of a check.
+
+    In a cluster, a check of the server runs once for each master.
+    """
     if set(check.needs) != {Need.SERVER} or not facts.servers:
         yield from run_checks([check], facts)
         return
@@ -145,10 +148,10 @@ def gather(
     unit: str,
     read_table: ReadTable | None = None,
 ) -> DiagnosisFacts:
-    """Read only the facts that the given needs require."""
+    """Read only the facts that these needs require."""
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     name = settings.daemon.fleet
-    reader = ViewReader(store, tolerant=True)  # `values` reports its unreadable values
+    reader = ViewReader(store, tolerant=True)  # checks in `values` report what it cannot read
     now = server_unix_ms(link)
     unseen: list[str] = []
     servers: dict[str, ServerHealth] = {}

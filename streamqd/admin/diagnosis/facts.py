@@ -1,7 +1,7 @@
 """Read the facts for the checks of `doctor`, as plain values.
 
-Facts that were not read, or that the Redis user may not read, are empty or None, so that checks
-report nothing about them. `DiagnosisFacts.unseen` describes them.
+A fact that was not read, or that the Redis user may not read, is empty or None. Checks then report
+nothing about it, and `DiagnosisFacts.unseen` describes what is missing.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class SlowCommand:
 class ServerHealth:
     """The state of the server.
 
-    `config` is empty if the user has no permission to read it.
+    `config` is empty if the user has no permission to read the server's configuration.
     """
 
     info: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     round_trip_ms: float | None = None  # median of PINGS round trips
-    skew_seconds: float | None = None  # the server's clock minus this host's
+    skew_seconds: float | None = None  # the server's clock minus the clock of this host
     slow: Sequence[SlowCommand] = ()
     syncing_seconds: float = 0.0  # observed duration of a sync of the append-only file
-    disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # LATENCY event -> worst
+    disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # maximum by LATENCY event
 
     def number(self, name: str) -> int:
-        """Return a figure from INFO, or 0 if it is missing."""
+        """Return a number from INFO, or 0 if it is missing."""
         text = self.info.get(name, "0")
         return int(text) if text.isdigit() else 0
 
@@ -80,8 +80,8 @@ def _no_fleet() -> FleetState:
 class FleetHealth:
     """The members, directives and published summaries of the fleet.
 
-    `changed` contains the instances whose process changed during the check. `duplicates` contains
-    the summaries of second processes that use the name of an instance.
+    `changed` contains the instances whose process was replaced during the check. `duplicates`
+    contains the summaries of second processes that use the name of another instance.
     """
 
     state: FleetState = field(default_factory=_no_fleet)
@@ -94,10 +94,10 @@ class FleetHealth:
 class TopicFacts:
     """A topic that is registered, configured or consumed.
 
-    `partitions` is None if no such topic is stored. `deleting` is true if a deletion was started
-    and is not finished. `members` is the set of its partition streams, and `groups` contains all
-    groups that daemons have created on it. `unreadable` describes an unreadable value, and is '' if
-    there is none. `stored` is the whole hash.
+    `partitions` is None if Redis has no such topic. `deleting` is True if a deletion was started
+    and not finished. `members` is the stored set of the topic's partition streams, and `groups`
+    contains all groups that daemons have created on it. `unreadable` describes an invalid value,
+    and is '' if there is none. `stored` contains all fields of the topic's hash.
     """
 
     name: str
@@ -113,10 +113,10 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Delayed messages. Their due times are stored in one key, and the messages in another.
+    """Delayed messages. One key contains their due times, and another one the messages.
 
-    `lost` lists the due times without a message, and `stuck` the messages without a due time. If
-    there are too many to compare one by one, both are empty, and `excess` is the number of due
+    `lost` lists the due times that have no message, and `stuck` the messages that have no due time.
+    If there are too many to compare one by one, both are empty, and `excess` is the number of due
     times minus the number of messages.
     """
 
@@ -132,7 +132,7 @@ class Delays:
 class PartitionFacts:
     """The facts of one partition, for all its groups.
 
-    `wrong_types` maps the keys that have an unexpected type to that type.
+    `wrong_types` maps each key that has an unexpected type to that type.
     `oldest_dead_letter_unix_ms` is read only if dead letters have a retention. `large_bytes` is the
     payload size of the first or the last entry, whichever is larger.
     """
@@ -150,7 +150,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCheck:
-    """A fence and a lease as they were read once. `lease_matches` is None without a lease."""
+    """A fence and a lease, as read at one time. `lease_matches` is None if there is no lease."""
 
     fence: LeaseView
     lease_matches: bool | None
@@ -160,7 +160,7 @@ class LeaseCheck:
 class AssignmentFacts:
     """The facts of one group on one partition.
 
-    If its fence and lease differ, they are read twice.
+    `lease_checks` has two items if the fence and the lease differed at the first read.
     """
 
     assignment: Assignment
@@ -173,7 +173,7 @@ class AssignmentFacts:
 
     @property
     def other_clients(self) -> dict[str, int]:
-        """The number of pending entries by the name of the other client that holds them."""
+        """The number of pending entries of each other client, by its name."""
         return {name: count for name, count in self.held.items() if name}
 
     @property
@@ -183,7 +183,7 @@ class AssignmentFacts:
 
     @property
     def view(self) -> LeaseView | None:
-        """The fence and the lease at the last read."""
+        """The fence and the lease as read last."""
         return self.lease_checks[-1].fence if self.lease_checks else None
 
     @property
@@ -196,10 +196,10 @@ class AssignmentFacts:
 class OutboxTableState:
     """The state of the tables of an outbox.
 
-    If the tables cannot be read, `problem` is a sentence with the reason, and otherwise ''. At most
-    10,000 rows are counted. `deleted_rows` is only known for PostgreSQL, where deleted rows still
-    take up space. `unused_bytes` is only known for the other databases. For SQLite, it is that of
-    the whole file.
+    If the tables cannot be read, `problem` is a sentence with the reason. Otherwise, it is ''. At
+    most 10,000 rows are counted. `deleted_rows` is the number of deleted rows that still take up
+    space, which only PostgreSQL reports. For other databases, `unused_bytes` is the space that no
+    row uses. For SQLite, this is the space in the whole file.
     """
 
     name: str
@@ -219,7 +219,7 @@ ReadTable = Callable[[OutboxSettings], OutboxTableState]
 
 @dataclass(frozen=True, slots=True)
 class OutboxFacts:
-    """An outbox as its relay published it. `table` is None if its database was not queried."""
+    """An outbox as its relay published it. `table` is None if its database was not read."""
 
     view: OutboxView
     configured: bool  # True if it is in the configuration of this command
@@ -230,8 +230,8 @@ class OutboxFacts:
 class ScheduleFacts:
     """The schedules in Redis: the lines of their index by name, and a row for each.
 
-    If the group in the `overlap` of a schedule does not read the topic, `without_group` maps the
-    schedule to that group.
+    `without_group` maps a schedule to the group in its `overlap` setting if that group does not
+    read the schedule's topic.
     """
 
     lines: Mapping[str, IndexLine] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class UnreadableValue:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The facts of this host for a daemon with this configuration. None means unknown."""
+    """What this host provides for a daemon with this configuration. None means unknown."""
 
     state_dir: Path
     state_dir_problem: str = ""
@@ -274,8 +274,8 @@ class Host:
 class DiagnosisFacts:
     """All facts for the checks.
 
-    `unseen` contains a sentence for each part that was not examined. `servers` contains every
-    master of a cluster by its address. It is empty for a single server.
+    `unseen` contains a sentence for each part that was not examined. `servers` maps the address of
+    each master in a cluster to its state. For a single server, it is empty.
     """
 
     settings: Settings
@@ -335,7 +335,7 @@ class DiagnosisFacts:
 
 PINGS = 5  # number of pings, whose median is the round-trip time
 SLOW_MAX = 128  # entries of the slow log that are read
-SYNC_SECONDS = 1.0  # longest time for which a sync of the server's file is observed
+SYNC_SECONDS = 1.0  # maximum seconds to observe how long a sync of the server's file takes
 SYNC_POLL_SECONDS = 0.01
 DISK_EVENTS = ("aof-fsync-always", "aof-write-pending-fsync")
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
@@ -375,7 +375,7 @@ def _syncs(info: Mapping[str, str]) -> bool:
 
 
 def _syncing(reader: ViewReader, begun: float) -> float:
-    """Return the seconds that the current sync has lasted since `begun`, at most SYNC_SECONDS."""
+    """Return how long the current sync lasts (seconds since `begun`), at most SYNC_SECONDS."""
     while (seconds := time.perf_counter() - begun) < SYNC_SECONDS:
         (raw,) = reader.ask([("INFO", "persistence")])
         if not _syncs(_info(raw or b"")):
@@ -391,9 +391,10 @@ def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
 
 
 def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]:
-    """Return the median round trip in ms, and the clock skew in seconds from the shortest one.
+    """Return the median round trip in ms, and the clock skew in seconds, or None for both.
 
-    Several round trips are measured, because a single one may be an outlier.
+    Several round trips are measured, because a single one may be unusually slow. The skew comes
+    from the shortest one, which is the most exact.
     """
     taken = []
     for _ in range(PINGS):
@@ -402,7 +403,7 @@ def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]
         if reply is None:
             return None, None
         trip = time.perf_counter() - begun
-        # Assume that the server read its clock in the middle of the round trip.
+        # This assumes that the server read its clock in the middle of the round trip.
         taken.append((trip, int(reply[0]) + int(reply[1]) / 1e6 - before - trip / 2))
     return round(median(trip for trip, _ in taken) * 1000, 3), round(min(taken)[1], 3)
 
@@ -432,10 +433,7 @@ def gather_fleet(fleet: Fleet, reader: ViewReader) -> FleetHealth:
 
 
 def changed_runs(reader: ViewReader, fleet: str, heartbeats: Sequence[Heartbeat]) -> frozenset[str]:
-    """Read the heartbeats again.
-
-    Return the instances whose run ID has changed since the first read.
-    """
+    """Read the heartbeats again, and return the instances whose run ID has changed since then."""
     (infos,) = reader.ask([("HGETALL", reader.keys.info(fleet))])
     scores = [part for heartbeat in heartbeats for part in (heartbeat.instance.encode(), b"0")]
     now = members.heartbeats(scores, infos)
@@ -515,15 +513,15 @@ def _topic(
     )
 
 
-COMPARED_MAX = 1_000  # maximum number of members that are compared one by one
+COMPARED_MAX = 1_000  # maximum number of due times and messages that are compared one by one
 Pair = tuple[str, str]  # the keys of due times and of messages
 
 
 def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
-    """Compare due times and messages, which are stored in pairs of keys.
+    """Compare due times with messages, which are stored in pairs of keys.
 
-    The two keys of a pair are not read at the same time. A mismatch is therefore reported only if a
-    second read finds it for the same members.
+    The two keys of a pair are not read at the same time, so a message may be added or removed
+    between the reads. A mismatch is therefore reported only if a second read finds it again.
     """
     found = [_read_delays(reader, pair) for pair in _measure_pairs(reader, pairs)]
     odd = [at for at, delays in enumerate(found) if delays.lost or delays.stuck or delays.excess]
@@ -576,7 +574,8 @@ BODIES_AT_ONCE = 8  # bodies read in one round trip
 def select_partitions(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
     """Return the partitions to examine, and the total number of partitions.
 
-    If there are too many, only the first partitions of each topic are examined, in equal shares.
+    If there are too many, each topic gets an equal share, and only its first partitions are
+    examined.
     """
     counted = [(topic, topic.partitions or 0) for topic in topics]
     total = sum(count for _, count in counted)
@@ -589,7 +588,7 @@ def gather_partitions(
 ) -> list[PartitionFacts]:
     """Read the facts of partitions.
 
-    If `bodies` is true, read the first and the last message of some.
+    If `bodies` is True, also read the first and last message of some.
     """
     keys, names = reader.keys, [(topic.name, number) for topic, number in places]
     types = reader.wrong_types([_key_types(keys, *name) for name in names])
@@ -720,7 +719,8 @@ def _assignment_types(keys: Keys, assignment: Assignment) -> dict[str, str]:
 def _check_leases(reader: ViewReader, assignments: Sequence[Assignment]) -> list[list[LeaseCheck]]:
     """Read each fence and its lease. If they do not match, read them a second time.
 
-    The two are not read at the same time, so the owner can change in between.
+    The fence and the lease are not read at the same time, so a change of owner between the two
+    reads looks like a mismatch.
     """
     lease_checks = [
         [lease_check] if lease_check else []

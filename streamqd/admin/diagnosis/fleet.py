@@ -67,7 +67,7 @@ def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         summary = second or facts.fleet.summaries.get(heartbeat.instance, {})
         own = heartbeat.info.get("host"), heartbeat.info.get("pid")
         other = summary.get("host"), summary.get("pid")
-        # The summary of the previous process remains for some seconds after that process has
+        # The summary of the previous process remains for a few seconds after that process has
         # exited.
         began = heartbeat.info.get("started")
         young = isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS
@@ -253,7 +253,7 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _assignments_in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Assignment, str]]:
-    """Return the assignments whose worker is in a state, each with the instance that reports it."""
+    """Return the assignments whose worker is in this state, with the instances that report it."""
     return [(each.assignment, each.owner) for each in facts.published if each.worker == state]
 
 
@@ -304,7 +304,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _is_expired(each: AssignmentFacts) -> bool:
-    """Return True if the fence has an owner, and no check has found its lease."""
+    """Return True if the fence has an owner, but none of the reads found a lease."""
     return bool(each.lease_checks) and all(
         holder(lease_check.fence)[0] == "expired" for lease_check in each.lease_checks
     )

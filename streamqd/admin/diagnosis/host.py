@@ -1,4 +1,4 @@
-"""Examine the resources that this host has for a daemon, and check them."""
+"""Examine the resources that this host has for a daemon, and check whether they are sufficient."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _SPAN_UNITS = {
 def gather(settings: Settings, unit: str, assignments: int) -> Host:
     """Examine the host.
 
-    `unit` is the name or the file of a systemd unit, or '' for the usual ones. `assignments` is the
-    number of assignments that the configured consumers have. Raises RequestRefusedError if the
-    given unit or file does not exist.
+    `unit` is the name or the file of a systemd unit, or '' to look for the usual ones.
+    `assignments` is the number of assignments that the configured consumers have. Raises
+    RequestRefusedError if the given unit or file does not exist.
     """
     folder = settings.daemon.state_dir
     nearest = _nearest_folder(folder)
@@ -68,7 +68,7 @@ def gather(settings: Settings, unit: str, assignments: int) -> Host:
 
 
 def _exists(path: Path) -> bool:
-    """Return True if a path exists. Return False if this user may not read its directory."""
+    """Return True if a path exists. If this user may not read its directory, return False."""
     try:
         return path.exists()
     except PermissionError:
@@ -76,7 +76,7 @@ def _exists(path: Path) -> bool:
 
 
 def _nearest_folder(folder: Path) -> Path:
-    """Return a directory, or the nearest parent that exists."""
+    """Return this directory, or its nearest parent that exists."""
     return next(each for each in (folder, *folder.absolute().parents) if _exists(each))
 
 
@@ -89,7 +89,7 @@ def access_problem(folder: Path) -> str:
 
 
 def _other_owners(settings: Settings) -> dict[str, int]:
-    """Return the files in the state directory that do not have the same owner as the directory."""
+    """Return the files in the state directory whose owner differs from that of the directory."""
     folder = settings.daemon.state_dir
     owners: dict[str, int] = {}
     try:
@@ -126,7 +126,7 @@ def _number(path: Path) -> int | None:
 
 
 def _limit_of_files(settings: Settings) -> tuple[int | None, str]:
-    """Return the hard limit of open files for the daemon on this host, or else for this process."""
+    """Return the hard limit of open files, for the daemon on this host or else for this process."""
     pid = _daemon(settings)
     if pid is not None:
         limit = _descriptor_limit(pid)
@@ -142,9 +142,9 @@ def _daemon(settings: Settings) -> int | None:
 
 
 def _find_oom_group(settings: Settings) -> str:
-    """Return the control group of the daemon, or else of this process, that is killed as a whole.
+    """Return the control group that the kernel kills as a whole if it runs out of memory, or ''.
 
-    Return '' if there is no such group.
+    This is the control group of the daemon on this host, or else of this process.
     """
     pid = _daemon(settings)
     membership = Path(f"/proc/{pid or 'self'}/cgroup")
@@ -166,9 +166,9 @@ def _descriptor_limit(pid: int) -> int | None:
 
 
 def _stop_seconds(unit: str) -> tuple[str, float | None]:
-    """Return the source of the service manager's stop timeout, and the timeout in seconds.
+    """Return where the service manager's stop timeout is set, and the timeout in seconds.
 
-    The source is '' if there is none.
+    The first value is '' if there is no service manager.
     """
     if "/" in unit:
         if not Path(unit).is_file():
@@ -211,9 +211,10 @@ def _systemctl(name: str) -> float | None:
 
 
 def read_unit_file(path: Path) -> float | None:
-    """Return the stop timeout in seconds that a unit file and its drop-ins set.
+    """Return the stop timeout (seconds) that a unit file and its drop-ins set.
 
-    It is inf for Type=notify. Return None if the value cannot be parsed.
+    Return inf for Type=notify, where a daemon extends the timeout itself, and None if the value
+    cannot be parsed.
     """
     kind, limit = "", str(DEFAULT_STOP_SECONDS)
     for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
@@ -230,7 +231,7 @@ def read_unit_file(path: Path) -> float | None:
 
 
 def _stop_limit(kind: str, limit: str) -> float | None:
-    # A daemon with Type=notify extends the limit while it drains (EXTEND_TIMEOUT_USEC).
+    # A daemon with Type=notify extends the timeout while it drains (EXTEND_TIMEOUT_USEC).
     return math.inf if kind.startswith("notify") else read_span(limit)
 
 

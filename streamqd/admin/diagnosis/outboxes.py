@@ -32,7 +32,7 @@ def gather(
     *,
     wanted: bool,
 ) -> list[OutboxFacts]:
-    """Read the outboxes if a check needs them, and the tables of the configured outboxes."""
+    """Read the outboxes if a check needs them, and the tables of those in the configuration."""
     if not wanted:
         return []
     configured = {each.name: each for each in settings.outboxes}
@@ -53,7 +53,7 @@ def gather(
 def _measure_backlog(facts: DiagnosisFacts, each: OutboxFacts) -> tuple[int, float]:
     """Return the number of rows, and the age of the oldest one in seconds.
 
-    The figures come from the table if it was read, and otherwise from the relay.
+    Both come from the table if it was read, or else from the relay.
     """
     if each.table is not None and not each.table.problem:
         return each.table.rows, each.table.oldest_seconds

@@ -12,9 +12,9 @@ from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.admin.why import FAILING_SHARE, share_failing
 from streamqd.words import plural, rough_duration, spans
 
-AHEAD_MS = 86_400_000  # lead over the server's clock that no producer's clock has
+AHEAD_MS = 86_400_000  # ms by which no producer's clock is ahead of the server's clock
 ROOM_MIN = 1 << 32  # number of IDs that should be left
-HELD_SECONDS = 300.0  # tolerance after max_age, because trimming takes time and removes whole nodes
+HELD_SECONDS = 300.0  # tolerance after max_age, as trimming takes time and removes whole nodes
 
 
 def numbers(assignments: Iterable[AssignmentFacts]) -> list[int]:
@@ -386,7 +386,7 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 MANY = 1_000
-LATE_SECONDS = 3_600.0  # tolerance after dlq_retention, because deletion is done in bounded steps
+LATE_SECONDS = 3_600.0  # tolerance after dlq_retention, as deletion is done in small steps
 GROWING = 0.01  # dead letters per second, an average of about 10 s
 
 

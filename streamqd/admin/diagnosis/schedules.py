@@ -21,7 +21,7 @@ NAMES_SHOWN = 8
 def gather(reader: ViewReader, unseen: list[str], *, wanted: bool) -> ScheduleFacts:
     """Read the schedules if a check needs them.
 
-    A sentence about the schedules that were left out is added to `unseen`.
+    If there are too many, a sentence about the ones left out is added to `unseen`.
     """
     if not wanted:
         return ScheduleFacts()
@@ -38,7 +38,7 @@ def gather(reader: ViewReader, unseen: list[str], *, wanted: bool) -> ScheduleFa
 
 
 def _without_group(reader: ViewReader, found: list[Schedule]) -> dict[str, str]:
-    """Return the schedules whose `overlap` names a group that does not read their topic."""
+    """Map each schedule whose `overlap` group does not read its topic to that group."""
     skipping = [each for each in found if each.overlap_group]
     counts = topics.read_counts(reader, sorted({each.topic for each in skipping}))
     readers = topics.read_groups(reader, {name: many for name, many in counts.items() if many})

@@ -46,8 +46,8 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 def lowest_safe_version(product: str, version: str) -> str:
     """Return the lowest safe version that a server must be updated to, or '' if none is known.
 
-    `product` is redis or valkey, and `version` is the server's version, such as 7.2.4. Return '' if
-    the server needs no update, or if the version cannot be parsed.
+    `product` is redis or valkey, and `version` is the server's current version, such as 7.2.4.
+    Return '' as well if the server needs no update, or if the version cannot be parsed.
     """
     lines, found = FIXED_VERSIONS[product], _VERSION.match(version)
     if found is None:
@@ -65,7 +65,7 @@ OLDEST = {"redis": (6, 2), "valkey": (7, 2)}  # the first version that has every
 FULL, NEARLY_FULL = 0.95, 0.85  # fractions of maxmemory
 CLIENTS = 0.9  # fraction of maxclients
 SKEW_SECONDS = 2.0
-IDLE_SECONDS = 60  # no daemon, producer or pool leaves a connection idle for longer
+IDLE_SECONDS = 60  # a daemon, producer or pool never leaves a connection idle for longer
 SLOW_MS = 100.0  # run time of a slow command, during which no other client is served
 SYNC_MS = 100  # shortest slow sync of the append-only file
 SLOW_COMMAND_SECONDS = 86_400  # older slow commands are ignored
@@ -259,7 +259,7 @@ def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _product(facts: DiagnosisFacts) -> tuple[str, str]:
-    """Return the product and the version. Valkey reports itself as Redis 7.2.4 to old clients."""
+    """Return the product and the version. (Valkey reports itself as Redis 7.2.4 to old clients.)"""
     info = facts.server.info
     product = "valkey" if "valkey_version" in info else "redis"
     return product, info.get(f"{product}_version", "")

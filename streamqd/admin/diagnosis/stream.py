@@ -1,4 +1,4 @@
-"""`streamqd doctor stream`: the reasons why a topic uses memory, and their fixes.
+"""`doctor stream`: find out why a topic uses memory, and how to free it.
 
 All partitions are read together. The checks then run for one partition at a time.
 """
@@ -35,12 +35,13 @@ from streamqd.words import known_sum, plural
 class BlockingGroup:
     """A group on one partition, in `doctor stream`.
 
-    `owner` is an instance, or '' if there is no owner. `unread` is null if the server has no count.
-    `needs_unix_ms` is the time at which the oldest entry that the group has not acknowledged was
-    written, or null if there is none. `idle_seconds` is the time since a consumer of the group was
-    last active, or null if the group never had one. `abandoned` is true if entries wait, but no
-    instance owns the assignment and no client has read for it recently. `dropped` is the number of
-    the group's unacknowledged messages that drop_unacked_* removed.
+    `owner` is an instance, or '' if there is no owner. `unread` is null if the server does not
+    count unread entries. `needs_unix_ms` is the time at which the oldest entry that the group has
+    not acknowledged was written, or null if there is none. `idle_seconds` is the time since a
+    consumer of the group was last active, or null if the group never had a consumer. `abandoned` is
+    true if entries wait, but no instance owns the assignment and no client has read for the group
+    recently. `dropped` is the number of the group's unacknowledged messages that drop_unacked_*
+    removed.
     """
 
     group: str
@@ -55,17 +56,17 @@ class BlockingGroup:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """The memory of one partition, and the reason why its oldest entries stay.
+    """The memory of one partition, and the reason why its oldest entries are kept.
 
     `kept_by` is group or archive (the entries are beyond the retention limits, but still needed),
-    retention (they are trimmed later), settings (no limit is set) or empty. `holder` is the group
-    that needs the oldest entry, @archive if the archive needs it, or '' if nothing needs it.
+    retention (they will be trimmed later), settings (no limit is set) or empty. `holder` is the
+    group that needs the oldest entry, @archive if the archive needs it, or '' if nothing needs it.
     `since_unix_ms` is the time at which that entry was written. `needed` is the number of entries
-    from that one on, or null for more than 100,000, and `needed_bytes` is their memory.
+    from that one on, or null if it exceeds 100,000, and `needed_bytes` is their memory.
 
     `bytes` is the memory of the partition's stream, `dead_letter_bytes` that of its dead letters,
-    and `retry_bytes` that of its groups' retry streams. All memory is approximate, and is null
-    without the permission to read it.
+    and `retry_bytes` that of its groups' retry streams. All of these are approximate, and null
+    without the permission to read them.
     """
 
     partition: int
@@ -257,9 +258,9 @@ def _measure_side_streams(
 
 
 class _Floor(NamedTuple):
-    """The oldest entry that must stay, its holder, and the number of entries starting with it.
+    """The oldest entry that must stay, its holder, and the number of entries from it on.
 
-    `entry` is None if no entry must stay. `needed` is None if there are too many to count.
+    `entry` is None if no entry must stay. `needed` is None if there are too many entries to count.
     """
 
     holder: str
@@ -279,8 +280,8 @@ def _floor(
     name, entry = find_floor(positions, holds.archive == "required")
     needed: int | None = 0
     if entry is not None:
-        # If the group has no pending entries, use the server's own count. Otherwise, count the
-        # entries.
+        # If the group has no pending entries, the server's own count is used. Otherwise, the
+        # entries are counted.
         known = [each.unread for each in groups if each.group == name and not each.pending]
         needed = known[0] if known else None
         if needed is None:
@@ -293,7 +294,7 @@ def _floor(
 def _find_holder(
     positions: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int
 ) -> str:
-    """Return the reason why the oldest entries of a partition stay, as in `StreamRow.kept_by`."""
+    """Return why the oldest entries of a partition are kept, as in `StreamRow.kept_by`."""
     if not positions.length:
         return "empty"
     if not bounds.bounded:

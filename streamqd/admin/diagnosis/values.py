@@ -1,8 +1,8 @@
 """Find invalid values in Redis, with their effects and fixes.
 
-Most values are read by other checks, and this module reads the others. A table contains the effect
-and the fix for each kind of value. Hashes with more than PAGE fields are skipped, because nothing
-is scanned. Only the earliest and the latest messages with a due time are read.
+Most values are read by other checks, and this module reads the rest. A table contains the effect
+and the fix for each kind of value. To keep replies small, hashes with more than PAGE fields are
+skipped, and of the messages with a due time, only the earliest and the latest are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamqd.store.messages import COUNT_MAX
 PAGE = 10_000  # maximum number of fields of a hash that is read
 BODIES_AT_ONCE = 32  # hashes read in one round trip
 ITEMS = 64  # waiting retries examined for each group
-ENDS = 100  # messages read at each end, because invalid due times sort there
+ENDS = 100  # messages read at each end of the due times, where invalid ones are sorted to
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _PLACE = re.compile(r"[mr]:[0-9]{1,20}-[0-9]{1,20}")
@@ -40,11 +40,11 @@ Parse = Callable[[bytes, str, str], object]
 
 
 class ValueRule(NamedTuple):
-    """The effect of an unreadable field in one kind of key, and the fix.
+    """The effect of an invalid field in one kind of key, and the fix.
 
-    `fields` is a regular expression for whole names, or '' for keys without fields. The fix starts
-    with `command`, a redis-cli command that contains names of `_placeholder_values` in braces, and
-    `advice` follows it. `parse` reads the value if no other check reads it.
+    `fields` is a regular expression that matches names of fields, or '' for keys without fields.
+    The fix consists of `command`, a redis-cli command in which names of `_placeholder_values` are
+    in braces, and of `advice`. If no other check reads the value, `parse` reads it.
     """
 
     kind: str
@@ -209,8 +209,8 @@ _RULES = (
         " makes it due now",
         _due_of_place,
     ),
-    # The reader of the earliest due time reports the field `a due time`, which does not contain the
-    # member.
+    # The function that reads the earliest due time does not know the member, so it reports the
+    # field as `a due time`.
     ValueRule(
         "retry",
         "(?!a due time$).+",
@@ -245,7 +245,7 @@ def gather(
     places: Sequence[tuple[str, int]],
     assignments: Sequence[Assignment],
 ) -> list[str]:
-    """Read each value separately. Return the keys that were too long to read."""
+    """Read the values that no other check reads. Return the keys that were too long to read."""
     keys = reader.keys
     for topic in found:
         _read(reader, "meta", keys.meta(topic.name), topic.stored)
@@ -274,14 +274,14 @@ def _read(reader: ViewReader, kind: str, key: str, stored: Mapping[bytes, bytes]
 
 
 def _sorted_by_length(reader: ViewReader, keys: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the hashes with few fields, and those with too many to read."""
+    """Return the hashes that have few enough fields to be read, and the others."""
     sizes = dict(zip(keys, reader.ask([("HLEN", key) for key in keys]), strict=True))
     small = [key for key, size in sizes.items() if 0 < (size or 0) <= PAGE]
     return small, [key for key, size in sizes.items() if (size or 0) > PAGE]
 
 
 def _due_times(reader: ViewReader, keys: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
-    """Return the first and the last members of each key with their due times."""
+    """Return the members with the first and the last due times in each key."""
     ends = ((0, ENDS - 1), (-ENDS, -1))
     asked = [("ZRANGE", key, *end, "WITHSCORES") for key in keys for end in ends]
     replies = reader.ask(asked, batch=BATCH)
@@ -318,7 +318,7 @@ def find_unreadable(
     facts: DiagnosisFacts,
     places: Sequence[tuple[str, int]],
 ) -> list[UnreadableValue]:
-    """Return every unreadable value with its fix."""
+    """Return every invalid value, with its effect and its fix."""
     subjects = _subjects_of_keys(reader.keys, facts, places)
     found = list(_find_mistyped(reader, subjects))
     for row in reader.rows:
@@ -370,7 +370,7 @@ _TYPES = {
 def _find_mistyped(
     reader: ViewReader, subjects: Mapping[str, KeySubject]
 ) -> Iterator[UnreadableValue]:
-    """Yield the keys that have an unexpected type. Keys of partitions have a separate check."""
+    """Yield the keys that have an unexpected type. Another check reads the keys of partitions."""
     wanted = {
         key: _TYPES[subject.kind] for key, subject in subjects.items() if subject.kind in _TYPES
     }
@@ -399,11 +399,11 @@ def _value(row: Unreadable, subject: KeySubject, rule: ValueRule) -> UnreadableV
 
 
 def _placeholder_values(row: Unreadable, subject: KeySubject) -> dict[str, list[bytes]]:
-    """Return the words that replace the names in braces in the commands of the table."""
+    """Return the words that replace the names in braces in the table's commands."""
     field = _ESCAPED.sub(lambda byte: bytes([int(byte[1], 16)]), row.field.encode())
     found = ast.literal_eval(f"b{row.found}") if row.found[-1:] in "'\"" else b"NAME"
-    # A problem in the fields of a member is named `member.field`. The member itself may contain
-    # dots, so take the longest member that fits.
+    # A problem in a field of a member is named `member.field`. Both parts may contain dots, so the
+    # longest member that fits is used.
     members = [
         each for each in subject.values.get("members", ()) if f"{row.field}.".startswith(f"{each}.")
     ]
