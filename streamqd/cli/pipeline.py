@@ -36,7 +36,7 @@ from streamqd.words import count
 
 if TYPE_CHECKING:
     from streamqd.spark.pipelines.compact import Compacted
-    from streamqd.spark.pipelines.standing import Standing
+    from streamqd.spark.pipelines.standing import StandingQuery
     from streamqd.spark.pipelines.storage import Archive
 
 TOPICS = click.option(
@@ -580,9 +580,9 @@ def sql(
         if into:
             _check_into(folder, mode, target, checkpoint)
         need_spark()
-        from streamqd.spark.pipelines.standing import Standing
+        from streamqd.spark.pipelines.standing import StandingQuery
 
-        asked = Standing(query, mode, start, follow, target, partitions or 0, into)
+        asked = StandingQuery(query, mode, start, follow, target, partitions or 0, into)
         _run_standing_query(session, asked, folder, checkpoint, master, conf, as_json)
         return
     if follow or target or checkpoint or partitions or into:
@@ -615,7 +615,7 @@ def _check_into(folder: Path | str | None, mode: str, target: str, checkpoint: P
 
 def _run_standing_query(
     session: Session,
-    asked: Standing,
+    asked: StandingQuery,
     folder: Path | str | None,
     checkpoint: Path | None,
     master: str | None,

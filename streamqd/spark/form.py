@@ -29,7 +29,7 @@ class OptionsError(ValueError):
         return OptionsError, (self.problems,)
 
 
-class Form:
+class OptionParser:
     """Parses the options of one read or write, and collects their problems.
 
     An option whose name is not in `known` is reported as a problem. `elsewhere` maps the names (in

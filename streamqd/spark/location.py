@@ -111,7 +111,7 @@ class Location(Protocol):
     def open_input(self, name: str) -> Any:
         """Open a file for pyarrow to read. The caller closes it."""
 
-    def open_output(self, name: str) -> FileInMaking:
+    def open_output(self, name: str) -> UnfinishedFile:
         """Create a file that pyarrow writes to."""
 
     def settle(self, names: Iterable[str]) -> None:
@@ -133,7 +133,7 @@ class Location(Protocol):
         """Return the error if its text can safely be shown as another error's cause, or None."""
 
 
-class FileInMaking(Protocol):
+class UnfinishedFile(Protocol):
     """A file that is being written."""
 
     @property
@@ -518,12 +518,12 @@ def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> Sto
 
 def _check_name(*parts: str) -> str:
     joined = PurePosixPath(*parts)
-    if not joined.parts or leads_out(str(joined)):
+    if not joined.parts or leads_outside(str(joined)):
         raise RequestRefusedError(f"{str(joined)!r} is not a name in an archive")
     return str(joined)
 
 
-def leads_out(name: str) -> bool:
+def leads_outside(name: str) -> bool:
     """Return True if a name leads out of its directory, possibly after `%2F` in it is decoded."""
     while True:
         path = PurePosixPath(name)

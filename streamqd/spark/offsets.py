@@ -187,14 +187,14 @@ def resolve(
             # had handled all entries before it when they were trimmed.
             wanted = before_time(bound.value) if group_at is None else group_at
             too_early = facts.earliest.id > wanted and not archived
-            return facts.earliest if too_early else position_of(wanted, facts)
+            return facts.earliest if too_early else make_position(wanted, facts)
         case "position":
             position: Position = bound.value
             return position
-    return position_of(bound.value, facts)
+    return make_position(bound.value, facts)
 
 
-def position_of(entry_id: Id, facts: StreamFacts) -> Position:
+def make_position(entry_id: Id, facts: StreamFacts) -> Position:
     """Return the position of an ID. It has a count only if the exact count is known."""
     for known in (facts.earliest, facts.latest):
         if known.id == entry_id:

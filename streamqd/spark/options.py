@@ -21,7 +21,7 @@ from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.topology import EMBEDDED
 from streamqd.config.values import parse_duration
 from streamqd.model import TopicPartition
-from streamqd.spark.form import Form, OptionsError
+from streamqd.spark.form import OptionParser, OptionsError
 from streamqd.spark.offsets import ARCHIVE, EARLIEST, LATEST, Bound, read_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,13 +59,13 @@ _LOGIN = {
 
 
 def option(name: str, default: Any, kind: Callable[..., Any], **how: Any) -> Any:
-    """Return a dataclass field for an option. `kind` is the method of `Form` that parses it."""
+    """Return a dataclass field for an option. `kind` is a method of `OptionParser`."""
     read = partial(kind, name=name, default=default, **how)
     return field(default=default, metadata={name: read})
 
 
-def _milliseconds(form: Form, name: str, default: float, low: int) -> float:
-    return form.whole(name, round(1000 * default), low=low) / 1000
+def _milliseconds(parser: OptionParser, name: str, default: float, low: int) -> float:
+    return parser.whole(name, round(1000 * default), low=low) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,14 @@ class SparkConnection:
 
     redis: config.Redis
     timeout: float = option("timeoutMs", 10.0, _milliseconds, low=50)
-    retries: int = option("retries", 3, Form.whole, low=0, high=100)
+    retries: int = option("retries", 3, OptionParser.whole, low=0, high=100)
     retry_interval: float = option("retryIntervalMs", 0.5, _milliseconds, low=0)
-    control: str = option("controlPrefix", config.KeyPrefixes().control, Form.read, parse=str)
-    streams: str = option("streamPrefix", config.KeyPrefixes().streams, Form.read, parse=str)
+    control: str = option(
+        "controlPrefix", config.KeyPrefixes().control, OptionParser.read, parse=str
+    )
+    streams: str = option(
+        "streamPrefix", config.KeyPrefixes().streams, OptionParser.read, parse=str
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +105,24 @@ class ReadOptions:
     starting_default: Bound | None
     ending: Mapping[TopicPartition, Bound] | None
     ending_default: Bound | None
-    fail_on_data_loss: bool = option("failOnDataLoss", True, Form.flag)
-    max_per_trigger: int = option("maxOffsetsPerTrigger", 200_000, Form.whole, low=1)
-    min_per_trigger: int = option("minOffsetsPerTrigger", 0, Form.whole, low=0)
-    max_trigger_delay: float = option("maxTriggerDelay", 900.0, Form.read, parse=parse_duration)
-    min_partitions: int = option("minPartitions", 0, Form.whole, low=0)
-    max_per_partition: int = option("maxRecordsPerPartition", 0, Form.whole, low=0)
-    columns: tuple[str, ...] = option("columns", (), Form.names)
-    headers: bool = option("includeHeaders", False, Form.flag)
-    fields: bool = option("includeFields", False, Form.flag)
-    fetch_size: int = option("fetchSize", 1000, Form.whole, low=1, high=100_000)
-    fetch_bytes: int = option("fetchBytes", 4 << 20, Form.size)
-    archive: str = option("archivePath", "", Form.read, parse=str)
-    pushdown: bool = option("pushdown", False, Form.flag)
-    progress_key: str = option("progressKey", "", Form.read, parse=str)
-    group: str = option("group", "", Form.read, parse=str)
-    hold: bool = option("holdRetention", False, Form.flag)
+    fail_on_data_loss: bool = option("failOnDataLoss", True, OptionParser.flag)
+    max_per_trigger: int = option("maxOffsetsPerTrigger", 200_000, OptionParser.whole, low=1)
+    min_per_trigger: int = option("minOffsetsPerTrigger", 0, OptionParser.whole, low=0)
+    max_trigger_delay: float = option(
+        "maxTriggerDelay", 900.0, OptionParser.read, parse=parse_duration
+    )
+    min_partitions: int = option("minPartitions", 0, OptionParser.whole, low=0)
+    max_per_partition: int = option("maxRecordsPerPartition", 0, OptionParser.whole, low=0)
+    columns: tuple[str, ...] = option("columns", (), OptionParser.names)
+    headers: bool = option("includeHeaders", False, OptionParser.flag)
+    fields: bool = option("includeFields", False, OptionParser.flag)
+    fetch_size: int = option("fetchSize", 1000, OptionParser.whole, low=1, high=100_000)
+    fetch_bytes: int = option("fetchBytes", 4 << 20, OptionParser.size)
+    archive: str = option("archivePath", "", OptionParser.read, parse=str)
+    pushdown: bool = option("pushdown", False, OptionParser.flag)
+    progress_key: str = option("progressKey", "", OptionParser.read, parse=str)
+    group: str = option("group", "", OptionParser.read, parse=str)
+    hold: bool = option("holdRetention", False, OptionParser.flag)
 
     @property
     def dead(self) -> bool:
@@ -138,17 +144,19 @@ class WriteOptions:
     """
 
     connection: SparkConnection
-    topic: str = option("topic", "", Form.read, parse=str)
-    partitions: int = option("partitions", 0, Form.whole, low=0, high=4096)
-    idempotent: bool = option("idempotent", True, Form.flag)
-    id_column: str = option("idColumn", "", Form.read, parse=str)
-    dedup_window: float = option("dedupWindow", 600.0, Form.read, parse=parse_duration)
-    batch_rows: int = option("batchRows", 1000, Form.whole, low=1, high=1000)
-    batch_bytes: int = option("batchBytes", 1 << 20, Form.size)
-    max_message_bytes: int = option("maxMessageBytes", 1 << 20, Form.size)
-    max_staged_bytes: int = option("maxStagedBytes", 256 << 20, Form.size)
-    commit_retention: float = option("commitRetention", 604_800.0, Form.read, parse=parse_duration)
-    fail_on_data_loss: bool = option("failOnDataLoss", True, Form.flag)
+    topic: str = option("topic", "", OptionParser.read, parse=str)
+    partitions: int = option("partitions", 0, OptionParser.whole, low=0, high=4096)
+    idempotent: bool = option("idempotent", True, OptionParser.flag)
+    id_column: str = option("idColumn", "", OptionParser.read, parse=str)
+    dedup_window: float = option("dedupWindow", 600.0, OptionParser.read, parse=parse_duration)
+    batch_rows: int = option("batchRows", 1000, OptionParser.whole, low=1, high=1000)
+    batch_bytes: int = option("batchBytes", 1 << 20, OptionParser.size)
+    max_message_bytes: int = option("maxMessageBytes", 1 << 20, OptionParser.size)
+    max_staged_bytes: int = option("maxStagedBytes", 256 << 20, OptionParser.size)
+    commit_retention: float = option(
+        "commitRetention", 604_800.0, OptionParser.read, parse=parse_duration
+    )
+    fail_on_data_loss: bool = option("failOnDataLoss", True, OptionParser.flag)
 
 
 _EDGES = ("Offsets", "Timestamp", "OffsetsByTimestamp")
@@ -175,30 +183,30 @@ _ONLY_STREAMS = (
 )
 
 
-def _read(form: Form, kind: type) -> dict[str, Any]:
+def _read(parser: OptionParser, kind: type) -> dict[str, Any]:
     """Parse the fields of a dataclass that are options. Return their values by field name."""
-    return {each.name: read(form) for each in fields(kind) for read in each.metadata.values()}
+    return {each.name: read(parser) for each in fields(kind) for read in each.metadata.values()}
 
 
 def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a read. Raises OptionsError, which lists all problems."""
-    form = Form(raw, _NAMES, _ELSEWHERE)
-    connection = _connection(form, environ)
-    subscribe, pattern, assign = _subscription(form)
-    bounds = (*_bounds(form, "starting", assign), *_bounds(form, "ending", assign))
+    parser = OptionParser(raw, _NAMES, _ELSEWHERE)
+    connection = _connection(parser, environ)
+    subscribe, pattern, assign = _subscription(parser)
+    bounds = (*_bounds(parser, "starting", assign), *_bounds(parser, "ending", assign))
     options = ReadOptions(
-        connection, subscribe, pattern, assign, *bounds, **_read(form, ReadOptions)
+        connection, subscribe, pattern, assign, *bounds, **_read(parser, ReadOptions)
     )
     options = replace(
         options,
         headers=options.headers or "headers" in options.columns,
         fields=options.fields or "fields" in options.columns,
     )
-    _check_group(form, options)
-    _check_archive(form, options)
+    _check_group(parser, options)
+    _check_archive(parser, options)
     if options.min_per_trigger > options.max_per_trigger:
-        form.problems.append("minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
-    form.finish()
+        parser.problems.append("minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
+    parser.finish()
     return options
 
 
@@ -217,15 +225,15 @@ def refuse_ignored(given: Mapping[str, str], *, stream: bool) -> None:
 
 def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOptions:
     """Parse the options of a write. Raises OptionsError, which lists all problems."""
-    form = Form(raw, _NAMES, _ELSEWHERE)
-    options = WriteOptions(_connection(form, environ), **_read(form, WriteOptions))
+    parser = OptionParser(raw, _NAMES, _ELSEWHERE)
+    options = WriteOptions(_connection(parser, environ), **_read(parser, WriteOptions))
     if options.topic and not NAME.fullmatch(options.topic):
-        form.problems.append(f"topic: {options.topic!r} is not a valid topic name ({NAME_HINT})")
+        parser.problems.append(f"topic: {options.topic!r} is not a valid topic name ({NAME_HINT})")
     if options.dedup_window < 0.001:
-        form.problems.append('dedupWindow must be a duration of at least 1 ms, such as "10m"')
+        parser.problems.append('dedupWindow must be a duration of at least 1 ms, such as "10m"')
     if options.commit_retention < 3600:
-        form.problems.append('commitRetention must be at least 1 h, such as "7d"')
-    form.finish()
+        parser.problems.append('commitRetention must be at least 1 h, such as "7d"')
+    parser.finish()
     return options
 
 
@@ -240,66 +248,68 @@ def of_settings(settings: config.Settings) -> dict[str, str]:
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _connection(form: Form, environ: Mapping[str, str]) -> SparkConnection:
-    url = form.text("url") or environ.get(URL_VARIABLE, "")
+def _connection(parser: OptionParser, environ: Mapping[str, str]) -> SparkConnection:
+    url = parser.text("url") or environ.get(URL_VARIABLE, "")
     if not url and (file := config.find(environ)):
-        form.default(of_settings(config.load(file, environ=environ)))
-        url = form.text("url")
+        parser.default(of_settings(config.load(file, environ=environ)))
+        url = parser.text("url")
     if not url:
-        form.problems.append(
+        parser.problems.append(
             f"url is missing; set the option, set {URL_VARIABLE}, or run where a streamq.toml is"
         )
     elif url == EMBEDDED:
-        form.problems.append(
+        parser.problems.append(
             'url: "embedded:" is not supported here; use the socket of the'
             " embedded server, unix:///PATH"
         )
     elif fault := url_fault(url):
-        form.problems.append(f"url: {fault}")
+        parser.problems.append(f"url: {fault}")
     login = {
-        own: form.read(name, Path if name.endswith("File") else str, None)
+        own: parser.read(name, Path if name.endswith("File") else str, None)
         for name, own in _LOGIN.items()
     }
-    return SparkConnection(config.Redis(url=url, **login), **_read(form, SparkConnection))
+    return SparkConnection(config.Redis(url=url, **login), **_read(parser, SparkConnection))
 
 
-def _check_group(form: Form, options: ReadOptions) -> None:
+def _check_group(parser: OptionParser, options: ReadOptions) -> None:
     if options.group and not NAME.fullmatch(options.group):
-        form.problems.append(f"group: {options.group!r} is not a valid group name ({NAME_HINT})")
+        parser.problems.append(f"group: {options.group!r} is not a valid group name ({NAME_HINT})")
     elif options.group and options.dead:
-        form.problems.append("group: dead letters have no groups")
+        parser.problems.append("group: dead letters have no groups")
     elif options.hold and not options.group:
-        form.problems.append("holdRetention requires group, the name of the position of the query")
+        parser.problems.append(
+            "holdRetention requires group, the name of the position of the query"
+        )
 
 
-def _check_archive(form: Form, options: ReadOptions) -> None:
+def _check_archive(parser: OptionParser, options: ReadOptions) -> None:
     starts = [*(options.starting or {}).values(), options.starting_default]
     ends = [*(options.ending or {}).values(), options.ending_default]
     if ARCHIVE in ends:
-        form.problems.append("endingOffsets cannot be archive, which is a start")
+        parser.problems.append("endingOffsets cannot be archive, which is a start")
     if ARCHIVE in starts and not options.archive:
-        form.problems.append(
+        parser.problems.append(
             "startingOffsets archive requires archivePath, the directory or URL of the archive"
         )
     if not options.archive:
         return
     if options.dead:
-        form.problems.append("archivePath: a stream of dead letters reads only Redis")
+        parser.problems.append("archivePath: a stream of dead letters reads only Redis")
     if options.fields and not options.headers:
-        form.problems.append(
+        parser.problems.append(
             "includeFields with archivePath requires includeHeaders, because archives have both"
         )
     if options.max_per_partition:
-        form.problems.append("maxRecordsPerPartition cannot be used with archivePath")
+        parser.problems.append("maxRecordsPerPartition cannot be used with archivePath")
 
 
-def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
+def _subscription(parser: OptionParser) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
     given = [
-        name for name in ("subscribe", "subscribePattern", "assign") if form.text(name).strip()
+        name for name in ("subscribe", "subscribePattern", "assign") if parser.text(name).strip()
     ] or ["topic"]
-    text = form.text(given[0]).strip()
+    text = parser.text(given[0]).strip()
     if len(given) != 1 or not text:
-        form.problems.append(
+        parser.problems.append(
             "set exactly one of subscribe, subscribePattern and assign, or only topic"
         )
         return (), "", ()
@@ -308,24 +318,24 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartitio
         try:
             re.compile(text.removesuffix(DLQ))
         except re.error as error:
-            form.problems.append(f"subscribePattern is not a regular expression: {error}")
+            parser.problems.append(f"subscribePattern is not a regular expression: {error}")
         return (), text, ()
-    places = sorted(set(form.partitions(kind, text))) if kind == "assign" else []
+    places = sorted(set(parser.partitions(kind, text))) if kind == "assign" else []
     listed = [] if kind == "assign" else [part.strip() for part in text.split(",")]
     names = [name for name, _ in places] or list(dict.fromkeys(filter(None, listed)))
     bad = [name for name in names if not NAME.fullmatch(name.removesuffix(DLQ))]
-    form.problems += [f"{kind}: {name!r} is not a valid topic name" for name in bad]
+    parser.problems += [f"{kind}: {name!r} is not a valid topic name" for name in bad]
     if not names:
-        form.problems.append(f"{kind} contains no topic")
+        parser.problems.append(f"{kind} contains no topic")
     if len({name.endswith(DLQ) for name in names}) > 1:
-        form.problems.append(
+        parser.problems.append(
             f"{kind}: topics and DLQs have different columns and cannot be read together"
         )
     return (() if places else tuple(names)), "", tuple(places)
 
 
 def _bounds(
-    form: Form, edge: str, assign: tuple[TopicPartition, ...]
+    parser: OptionParser, edge: str, assign: tuple[TopicPartition, ...]
 ) -> tuple[Mapping[TopicPartition, Bound] | None, Bound | None]:
     """Return a bound for each partition, or one bound for all partitions.
 
@@ -335,19 +345,19 @@ def _bounds(
     one_time = f"{edge}Timestamp"
     by_time = f"{edge}OffsetsByTimestamp"
     by_id = f"{edge}Offsets"
-    if form.text(one_time):
-        return None, form.read(one_time, _time_bound, None)
-    if text := form.text(by_time):
-        return form.places(by_time, text, assign, _time_bound), None
-    text = form.text(by_id).strip()
+    if parser.text(one_time):
+        return None, parser.read(one_time, _time_bound, None)
+    if text := parser.text(by_time):
+        return parser.places(by_time, text, assign, _time_bound), None
+    text = parser.text(by_id).strip()
     if text.startswith("{"):
-        return form.places(by_id, text, assign, _id_bound), None
+        return parser.places(by_id, text, assign, _id_bound), None
     if not text:
         return None, None
     try:
         return None, _id_bound(text)
     except ValueError as error:
-        form.problems.append(f"{by_id}: {error}")
+        parser.problems.append(f"{by_id}: {error}")
         return None, None
 
 

@@ -35,7 +35,7 @@ class Row(NamedTuple):
 Chunk = Mapping[TopicPartition, Sequence[Row]]
 
 
-def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
+def to_messages(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
     """Convert each row of a batch to a message. Raises ValueError for an invalid row."""
     names = set(batch.schema.names)
 

@@ -17,7 +17,7 @@ from streamqd.spark.offsets import Id, Span
 _LAST: Id = (offsets.PART_MAX, offsets.PART_MAX)
 
 
-class Narrowing:
+class PushedFilters:
     """The partitions and the ID range `(low, high]` with rows that can pass the filters."""
 
     def __init__(self) -> None:
@@ -25,20 +25,20 @@ class Narrowing:
         self.high: Id = _LAST
         self._allowed: list[tuple[int, frozenset[Any]]] = []
 
-    def take(self, filters: Iterable[Any]) -> list[Any]:
+    def push(self, filters: Iterable[Any]) -> list[Any]:
         """Use as many filters as possible.
 
         Return the filters that Spark must still apply itself.
         """
         return [each for each in filters if not self._take_filter(each)]
 
-    def keeps(self, place: TopicPartition) -> bool:
+    def may_match(self, place: TopicPartition) -> bool:
         """Return True if rows of this partition can pass the filters."""
         return all(place[at] in values for at, values in self._allowed)
 
     def spans(self, spans: Iterable[Span]) -> list[Span]:
         """Return the parts of the spans that can pass the filters."""
-        kept = [each for each in spans if self.keeps(each.place)]
+        kept = [each for each in spans if self.may_match(each.place)]
         return offsets.narrow(kept, self.low, self.high)
 
     def _take_filter(self, one: Any) -> bool:

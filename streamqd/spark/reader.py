@@ -22,7 +22,7 @@ PROGRESS_TTL = 86_400  # seconds without new rows after which the progress of a 
 
 _FIRST_FETCH = 32  # entries in the first fetch, when their size is still unknown
 _GROWTH_MAX = 8  # maximum factor by which the number of entries may grow from fetch to fetch
-_OVERWEIGHT = 4  # multiple of `fetch_bytes` above which a reply is discarded unread
+_REPLY_MAX_FACTOR = 4  # multiple of `fetch_bytes` above which a reply is discarded unread
 _FETCH_MIN = 2  # minimum entries in a fetch: the last entry again, and one new entry
 
 
@@ -142,7 +142,7 @@ class EntryReader:
         """
         if self._unreported:
             self._report(BATCH_ROWS)
-        allowed = _OVERWEIGHT * self._options.fetch_bytes
+        allowed = _REPLY_MAX_FACTOR * self._options.fetch_bytes
         while True:
             command = ("XRANGE", self._key, cursor, end, "COUNT", count)
             most = allowed if count > _FETCH_MIN else math.inf

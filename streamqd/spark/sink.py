@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from streamqd.spark.options import WriteOptions
-from streamqd.spark.outgoing import Chunk, Row, Targets, deliver, rows_of
+from streamqd.spark.outgoing import Chunk, Row, Targets, deliver, to_messages
 from streamqd.spark.staging import NotPublishedError, Publisher, Stage, Staged
 from streamqd.spark.streams import keys_for, persist
 from streamqd.store import publishing
@@ -152,7 +152,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _rows(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> Iterator[Row]:
-    return chain.from_iterable(rows_of(batch, options) for batch in batches)
+    return chain.from_iterable(to_messages(batch, options) for batch in batches)
 
 
 def _task() -> TaskContext:

@@ -46,13 +46,13 @@ from streamqd.spark.options import (
     refuse_ignored,
     write_options,
 )
-from streamqd.spark.pushdown import Narrowing
+from streamqd.spark.pushdown import PushedFilters
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog, report_loss
 
 _log = logging.getLogger("streamqd.spark")
 
-LOOKS = 5  # attempts to plan a limited batch while trimming overtakes its start
+PLAN_ATTEMPTS = 5  # attempts to plan a limited batch while trimming overtakes its start
 
 
 class StreamqSource(DataSource):
@@ -294,16 +294,16 @@ class TopicReader(_Reading, DataSourceReader):
 
     def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
         super().__init__(options, chosen)
-        self.narrowing = Narrowing()
+        self.pushed = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
         catalog = Catalog(self.options)
-        places = [place for place in catalog.places() if self.narrowing.keeps(place)]
+        places = [place for place in catalog.places() if self.pushed.may_match(place)]
         facts = catalog.facts(places)
         starts = catalog.starts(facts, offsets.EARLIEST)
         ends = catalog.ends(facts)
         _check_order(self.options, starts, ends)
-        spans = self.narrowing.spans(catalog.spans(starts, ends, facts).values())
+        spans = self.pushed.spans(catalog.spans(starts, ends, facts).values())
         cut = catalog.cut({span.place: span for span in spans}, facts)
         return [SpanPartition(span) for span in cut]
 
@@ -316,7 +316,7 @@ class FilteringReader(TopicReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        return self.narrowing.take(filters)
+        return self.pushed.push(filters)
 
 
 REOPEN_INTERVAL_SECONDS = 60.0  # seconds after which a query that reads an archive opens it again
@@ -437,7 +437,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """
         if self.backfill is None:
             return begun, catalog.facts(places)
-        self._look_if_due(self.backfill, begun, places)
+        self._open_tables_if_due(self.backfill, begun, places)
         while True:
             facts = catalog.facts(places)
             hot = dict(begun)
@@ -455,7 +455,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             if known == self._archived_to:
                 return hot, facts
 
-    def _look_if_due(
+    def _open_tables_if_due(
         self, backfill: Backfill, begun: Offsets, places: Sequence[TopicPartition]
     ) -> None:
         """Open the archive tables that the query may be reading, and open them again every minute.
@@ -521,7 +521,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         A partition that still has entries in the archive advances only up to the end of the
         archive.
         """
-        for _ in range(LOOKS):
+        for _ in range(PLAN_ATTEMPTS):
             facts, starts, waiting = self._count_backlog(hot, facts)
             waiting |= {place: waiting.get(place, 0) + count for place, count in cold.items()}
             oldest = sorted(waiting, key=lambda p: (begun.get(p, starts.get(p, _NEW)).id, p))

@@ -70,7 +70,7 @@ class _Attempt(NamedTuple):
     batch: int
 
 
-class _Ledger:
+class _QueryState:
     """The state of one query in Redis: its record, and the streams with staged rows."""
 
     def __init__(self, options: WriteOptions, query: str) -> None:
@@ -142,7 +142,7 @@ class Stage:
     """Stages the rows of one task attempt. `run` is the ID of the query's run, or '' if unknown."""
 
     def __init__(self, options: WriteOptions, query: str, batch: int, run: str = "") -> None:
-        self._ledger = _Ledger(options, query)
+        self._state = _QueryState(options, query)
         self._bytes_max = options.max_staged_bytes
         self._batch = batch
         self._run = run[:_RUN_DIGITS]
@@ -158,15 +158,15 @@ class Stage:
         If the batch was already decided, all rows are kept, because the decided ones must be
         published.
         """
-        decided, attempts = self._ledger.read()
+        decided, attempts = self._state.read()
         left = [
             each
             for each in attempts
             if each.batch == self._batch and not each.name.startswith(self._run)
         ]
         if left and decided < self._batch:
-            streams = self._ledger.possible_streams(left)
-            self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
+            streams = self._state.possible_streams(left)
+            self._state.ask(lambda link: self._state.remove(link, (), streams))
 
     def send(self, chunk: Chunk) -> None:
         """Stage rows. Raises NotPublishedError if the task has staged more bytes than allowed."""
@@ -183,15 +183,15 @@ class Stage:
         self._announce({topic for topic, _ in chunk})
         commands: list[tuple[object, ...]] = []
         for place, rows in chunk.items():
-            key = self._ledger.stream(place, self._attempt)
+            key = self._state.stream(place, self._attempt)
             added = []
             for row in rows:
                 self._rows[place] += 1
                 added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
             # The expiry is set right after the first row, so that the stream does not remain
             # forever if this process is killed before it finishes.
-            commands += (*added[:1], ("PEXPIRE", key, self._ledger.ttl_ms), *added[1:])
-        for reply in self._ledger.ask(lambda link: link.pipeline(commands)):
+            commands += (*added[:1], ("PEXPIRE", key, self._state.ttl_ms), *added[1:])
+        for reply in self._state.ask(lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisResponseError) and _THERE not in str(reply):
                 raise reply
 
@@ -200,10 +200,10 @@ class Stage:
 
         The rows of a rejected attempt can then be found.
         """
-        record, new = self._ledger.record, sorted(names - self._announced)
+        record, new = self._state.record, sorted(names - self._announced)
         if new:
             fields = [part for name in new for part in (self._field(name), self._batch)]
-            self._ledger.run(("HSET", record, *fields), ("PEXPIRE", record, self._ledger.ttl_ms))
+            self._state.run(("HSET", record, *fields), ("PEXPIRE", record, self._state.ttl_ms))
             self._announced.update(new)
 
     def _field(self, topic: str) -> str:
@@ -214,24 +214,24 @@ class Stage:
 
         If Redis fails, the rows remain until they expire.
         """
-        streams = [self._ledger.stream(place, self._attempt) for place in self._rows]
+        streams = [self._state.stream(place, self._attempt) for place in self._rows]
         fields = [self._field(name).encode() for name in sorted(self._announced)]
         with contextlib.suppress(StreamqdError):
-            self._ledger.remove(link_for(self._ledger.connection), fields, streams)
+            self._state.remove(link_for(self._state.connection), fields, streams)
 
     def message(self, counts: Mapping[str, int]) -> Staged:
         """Return the message to the driver.
 
         `counts` maps each topic to its number of partitions.
         """
-        return Staged(self._ledger.query, self._attempt, dict(self._rows), dict(counts))
+        return Staged(self._state.query, self._attempt, dict(self._rows), dict(counts))
 
 
 class Publisher:
     """Publishes the staged rows of one query, batch by batch."""
 
     def __init__(self, options: WriteOptions, query: str) -> None:
-        self._ledger = _Ledger(options, query)
+        self._state = _QueryState(options, query)
         self._fails = options.fail_on_data_loss
 
     def commit(self, batch: int, parts: Sequence[Staged]) -> None:
@@ -257,7 +257,7 @@ class Publisher:
                     )
                 case "STARTED":
                     begun, raw = reply.values
-                    published = store.read_plan(raw, self._ledger.record)
+                    published = store.read_plan(raw, self._state.record)
                     self._publish(int(begun), published)
                 case _:
                     if batch and not reply.values[0]:
@@ -274,7 +274,7 @@ class Publisher:
         fault = self._topic_change(parts) or self._missing(parts)
         # If another driver has already decided the batch, it has removed the rows that are not part
         # of the batch, so missing rows are not an error.
-        if fault and self._ledger.read()[0] < batch:
+        if fault and self._state.read()[0] < batch:
             raise NotPublishedError(
                 f"batch {batch}: {fault}, so nothing of the batch was published; start the query"
                 " again"
@@ -286,7 +286,7 @@ class Publisher:
         If the number of partitions changed, publishing would lose rows or break their order.
         """
         routed = {each for part in parts for each in part.counts.items()}
-        counts = self._ledger.partitions(name for name, _ in routed)
+        counts = self._state.partitions(name for name, _ in routed)
         for name, count in sorted(routed):
             if (now := counts[name]) != count:
                 became = f"now has {now} partitions" if now else "no longer exists"
@@ -299,16 +299,16 @@ class Publisher:
     def _missing(self, parts: Sequence[Staged]) -> str:
         """Describe how many staged rows are missing, or return '' if all rows exist."""
         wanted = {
-            self._ledger.stream(place, part.attempt): rows
+            self._state.stream(place, part.attempt): rows
             for part in parts
             for place, rows in part.rows.items()
         }
-        found = self._ledger.lengths(list(wanted))
+        found = self._state.lengths(list(wanted))
         missing = sum(wanted.values()) - sum(rows or 0 for rows in found)
         return f"Redis lost {missing:,} of the staged rows" if missing else ""
 
     def _begin(self, batch: int, plan: store.Plan, rows: int) -> Reply:
-        of = self._ledger
+        of = self._state
         call = store.begin(of.keys, of.query, batch, plan, of.ttl, rows)
         return of.ask(lambda link: link.run(call))
 
@@ -317,7 +317,7 @@ class Publisher:
             "the batches of query %s before batch %d are unknown. If an older version ran that"
             " batch and was interrupted, or it was interrupted more than commitRetention ago,"
             " some of its rows are duplicated",
-            self._ledger.query,
+            self._state.query,
             batch,
         )
 
@@ -339,7 +339,7 @@ class Publisher:
         gone = [each for each, rows in left.items() if rows is None]
         if gone and not self._abandon_lost_rows(batch, gone):
             return
-        of = self._ledger
+        of = self._state
         call = store.end(of.keys, of.query, batch, of.ttl)
         of.ask(lambda link: link.run(call))
 
@@ -349,14 +349,14 @@ class Publisher:
         Rows also count as lost if their partition no longer exists, because no group would read
         them.
         """
-        counts = self._ledger.partitions(name for names in plan.values() for name in names)
+        counts = self._state.partitions(name for names in plan.values() for name in names)
         lines = [
             ((name, number), attempt)
             for attempt, names in plan.items()
             for name, numbers in names.items()
             for number in numbers
         ]
-        found = self._ledger.lengths([self._ledger.stream(*line) for line in lines])
+        found = self._state.lengths([self._state.stream(*line) for line in lines])
         return {
             line: rows if line[0][1] < counts[line[0][0]] else None
             for line, rows in zip(lines, found, strict=True)
@@ -370,7 +370,7 @@ class Publisher:
         lines: dict[TopicPartition, list[str]] = {}
         for place, attempt in waiting:
             lines.setdefault(place, []).append(attempt)
-        of = self._ledger
+        of = self._state
         while lines:
             calls = [
                 store.publish(of.keys, *place, of.query, attempts[0], of.ttl)
@@ -385,7 +385,7 @@ class Publisher:
                     del lines[place]
 
     def _run_many(self, calls: Sequence[Call]) -> Sequence[Any]:
-        return check_replies(self._ledger.ask(lambda link: link.run_many(calls)))
+        return check_replies(self._state.ask(lambda link: link.run_many(calls)))
 
     def _abandon_lost_rows(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
         """Give up the lost rows of a batch.
@@ -394,7 +394,7 @@ class Publisher:
 
         Raises NotPublishedError if the options do not allow losses.
         """
-        [(at, plan)] = self._ledger.run(("HMGET", self._ledger.record, "batch", "plan"))
+        [(at, plan)] = self._state.run(("HMGET", self._state.record, "batch", "plan"))
         if at != b"%d" % batch or plan is None:
             return False
         places = ", ".join(
@@ -408,12 +408,12 @@ class Publisher:
         if self._fails:
             raise NotPublishedError(
                 f"{text}. With failOnDataLoss=false the query continues without them. `HDEL"
-                f" {self._ledger.record} batch plan` makes it publish the whole batch again,"
+                f" {self._state.record} batch plan` makes it publish the whole batch again,"
                 " which duplicates the published rows"
             )
         _log.warning("%s. Continuing without them", text)
-        streams = [self._ledger.stream(*line) for line in gone]
-        self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
+        streams = [self._state.stream(*line) for line in gone]
+        self._state.ask(lambda link: self._state.remove(link, (), streams))
         return True
 
     # --- afterwards ---
@@ -442,7 +442,7 @@ class Publisher:
                 "batch %d of query %s was already published with %s rows, so the %d rows that it"
                 " has now are dropped. Its source has changed, or a checkpoint was copied or"
                 " restored",
-                *(batch, self._ledger.query, count, rows),
+                *(batch, self._state.query, count, rows),
             )
 
     def _sweep(self, batch: int, parts: Sequence[Staged], published: store.Plan | None) -> None:
@@ -455,23 +455,23 @@ class Publisher:
         """
         own = {part.attempt for part in parts}
         obsolete, fields = [], []
-        for each in self._ledger.read()[1]:
+        for each in self._state.read()[1]:
             counts = each.name not in own if published is None else each.name in published
             if each.batch < batch or (each.batch == batch and not counts):
                 obsolete.append(each)
             if each.batch < batch:
                 fields.append(each.field)
-        streams = self._ledger.possible_streams(obsolete)
-        self._ledger.ask(lambda link: self._ledger.remove(link, fields, streams))
+        streams = self._state.possible_streams(obsolete)
+        self._state.ask(lambda link: self._state.remove(link, fields, streams))
 
     def abort(self, parts: Sequence[Staged]) -> None:
         """Remove the staged rows, except those of chosen attempts, which must be published."""
-        [raw] = self._ledger.run(("HGET", self._ledger.record, "plan"))
-        decided = store.read_plan(raw, self._ledger.record) if raw else {}
+        [raw] = self._state.run(("HGET", self._state.record, "plan"))
+        decided = store.read_plan(raw, self._state.record) if raw else {}
         places = [(p.attempt, place) for p in parts if p.attempt not in decided for place in p.rows]
-        streams = [self._ledger.stream(place, attempt) for attempt, place in places]
+        streams = [self._state.stream(place, attempt) for attempt, place in places]
         names = {f"{_ATTEMPT}{attempt}:{name}".encode() for attempt, (name, _) in places}
-        self._ledger.ask(lambda link: self._ledger.remove(link, sorted(names), streams))
+        self._state.ask(lambda link: self._state.remove(link, sorted(names), streams))
 
 
 def _portions(every: Sequence[Any]) -> list[Sequence[Any]]:

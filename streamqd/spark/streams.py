@@ -43,7 +43,7 @@ from streamqd.store.store import Store
 LINKS_MAX = 8  # maximum connections of one thread
 _PROBED = 100  # entries that are counted in each time slice to estimate its density
 _SLICES = 8  # time slices for each piece that a span is cut into
-_MISJUDGED = 0.25  # maximum relative error of an estimate that is still used
+_ERROR_MAX = 0.25  # maximum relative error of an estimate that is still used
 IDLE_MAX = 60.0  # seconds without use after which a connection is closed, like an idle Spark worker
 
 _log = logging.getLogger("streamqd.spark")
@@ -461,14 +461,14 @@ class Catalog:
 
     def walk(
         self, wanted: Mapping[TopicPartition, tuple[Id, Id, int]]
-    ) -> dict[TopicPartition, _Walked]:
+    ) -> dict[TopicPartition, _WalkResult]:
         """Advance by a number of entries in each stream, and return the end of each walk.
 
         `wanted` contains (after, upto, count) for each stream. In each round trip, all streams
         advance together, and the server counts at most a thousand entries of each, or fewer if
         messages are large, so that it is never busy for more than a few milliseconds.
         """
-        walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
+        walked = {place: _WalkResult(after, 0) for place, (after, _, _) in wanted.items()}
         left = {place: count for place, (_, _, count) in wanted.items() if count > 0}
         while left:
             calls = [
@@ -483,7 +483,7 @@ class Catalog:
             answers = persist(self._options.connection, methodcaller("run_many", calls))
             for place, answer in zip(list(left), check_replies(answers), strict=True):
                 gone, last, more = answer.values
-                walked[place] = _Walked(offsets.read_id(last), walked[place].passed + gone)
+                walked[place] = _WalkResult(offsets.read_id(last), walked[place].passed + gone)
                 left[place] -= gone
                 if not more or left[place] <= 0:
                     del left[place]
@@ -583,7 +583,7 @@ class Catalog:
             weights = self._densities(slices)
             seen = sum(weights)
             rows = round(seen) if whole.rows is None else rows
-            if rows > least and abs(seen - rows) <= rows * _MISJUDGED:
+            if rows > least and abs(seen - rows) <= rows * _ERROR_MAX:
                 return offsets.cut_at(whole, offsets.even_cuts(slices, weights, count), None)
         return offsets.cut_at_marks(whole, self._marks(whole, rows, count * _SLICES), count)
 
@@ -630,7 +630,7 @@ class Catalog:
         report_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
 
 
-class _Walked(Position):
+class _WalkResult(Position):
     """The end of a walk: the ID that was reached, and the number of entries passed on the way."""
 
     passed: int

@@ -36,7 +36,7 @@ pytest.importorskip("pyspark")
 from streamqd.spark import offsets, reader  # noqa: E402
 from streamqd.spark.offsets import Position  # noqa: E402
 from streamqd.spark.pipelines import compact, dead_letters, minutes  # noqa: E402
-from streamqd.spark.pipelines.archive import Archiver, Done  # noqa: E402
+from streamqd.spark.pipelines.archive import Archiver, ArchiveResult  # noqa: E402
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY, first_minute_columns  # noqa: E402
 from streamqd.spark.pipelines.lease import PipelineLease  # noqa: E402
 from streamqd.spark.pipelines.parts import DateWriter  # noqa: E402
@@ -110,7 +110,7 @@ class HistoryCase:
             )
             self.minutes[key] += assignment.counts["acked"]
 
-    def run(self, *wanted: str) -> dict[str, Done]:
+    def run(self, *wanted: str) -> dict[str, ArchiveResult]:
         """Archive, and raise the first problem, as the command does."""
         with closing(
             Archiver(self.settings, self.folder, fail_if_started, lambda _: None)

@@ -699,7 +699,7 @@ def test_sink_turns_columns_into_messages(shop: Shop) -> None:
         ),
         noise=[1, 2],
     )
-    first, second = outgoing.rows_of(made, shop.options())
+    first, second = outgoing.to_messages(made, shop.options())
     assert first.fields == [
         *(b"payload", "é".encode(), b"key", b"\x00"),
         *(b"headers", json.dumps({"a": "1"}, separators=(",", ":")).encode(), b"mine", b"x"),
@@ -710,17 +710,17 @@ def test_sink_turns_columns_into_messages(shop: Shop) -> None:
 def test_sink_accepts_a_map_of_headers(shop: Shop) -> None:
     kind = pa.map_(pa.string(), pa.string())
     made = batch(value=["v"], headers=pa.array([[("a", "1"), ("b", None)]], kind))
-    (row,) = outgoing.rows_of(made, shop.options())
+    (row,) = outgoing.to_messages(made, shop.options())
     assert json.loads(row.fields[3]) == {"a": "1", "b": ""}
 
 
 def test_sink_refuses_rows_without_required_values(shop: Shop) -> None:
     with pytest.raises(ValueError, match="a row has no topic"):
-        list(outgoing.rows_of(batch(value=["v"], topic=[None]), shop.options(topic="")))
+        list(outgoing.to_messages(batch(value=["v"], topic=[None]), shop.options(topic="")))
     with pytest.raises(ValueError, match="a row has no value in uid"):
-        list(outgoing.rows_of(batch(value=["v"], uid=[None]), shop.options(idColumn="uid")))
+        list(outgoing.to_messages(batch(value=["v"], uid=[None]), shop.options(idColumn="uid")))
     with pytest.raises(MessageTooLargeError):
-        list(outgoing.rows_of(batch(value=["v" * 11]), shop.options(maxMessageBytes=10)))
+        list(outgoing.to_messages(batch(value=["v" * 11]), shop.options(maxMessageBytes=10)))
 
 
 def test_sink_routes_rows_to_topic_and_partition(shop: Shop) -> None:
@@ -759,4 +759,4 @@ def test_sink_writes_an_id_once(shop: Shop) -> None:
 def test_sink_refuses_a_row_with_too_many_fields(shop: Shop) -> None:
     fields = pa.array([[(f"f{n}", b"x") for n in range(2000)]], pa.map_(pa.string(), pa.binary()))
     with pytest.raises(ValueError, match="more than 2,000 fields"):
-        list(outgoing.rows_of(batch(value=["v"], fields=fields), shop.options()))
+        list(outgoing.to_messages(batch(value=["v"], fields=fields), shop.options()))

@@ -17,7 +17,7 @@ from streamqd import config
 from streamqd.config import Topic
 from streamqd.errors import RequestRefusedError
 from streamqd.spark.pipelines import archive, tables
-from streamqd.spark.pipelines.archive import Archiver, Done
+from streamqd.spark.pipelines.archive import Archiver, ArchiveResult
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.queries import PipelineError
 from streamqd.spark.pipelines.storage import Archive
@@ -71,7 +71,7 @@ class ArchiveCase:
     def archiver(self, **changes: Any) -> Archiver:
         return Archiver(self.settings, self.folder, self._ask, lambda _: None, **changes)
 
-    def run(self, *wanted: str, **changes: Any) -> dict[str, Done]:
+    def run(self, *wanted: str, **changes: Any) -> dict[str, ArchiveResult]:
         archiver = self.archiver(**changes)
         try:
             return {each.topic: each for each in archiver.run(wanted)}

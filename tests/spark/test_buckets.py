@@ -25,7 +25,7 @@ from streamqd.errors import SparkError
 from streamqd.spark import read_topic
 from streamqd.spark.location import location
 from streamqd.spark.pipelines import standing, tables
-from streamqd.spark.pipelines.archive import Archiver, Done
+from streamqd.spark.pipelines.archive import Archiver, ArchiveResult
 from streamqd.spark.pipelines.compact import compact
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE, RESULTS
 from streamqd.spark.pipelines.prompt import Prompt
@@ -34,7 +34,7 @@ from streamqd.spark.pipelines.reparse import reparse
 from streamqd.spark.pipelines.replay import ReplayFilter, replay
 from streamqd.spark.pipelines.report import report
 from streamqd.spark.pipelines.report_queries import ReportScope
-from streamqd.spark.pipelines.standing import Standing
+from streamqd.spark.pipelines.standing import StandingQuery
 from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, ArchiveTable, TableKind
 from streamqd.store import topics
 from tests.spark.conftest import Shop
@@ -89,7 +89,7 @@ class BucketCase:
             self.shop.link.execute("XADD", key, f"{self._next}-0", *fields)
             self.ledger[number % 2, f"{self._next}-0"] += 1
 
-    def run(self, **changes: Any) -> Done:
+    def run(self, **changes: Any) -> ArchiveResult:
         archiver = Archiver(
             self.settings, self.url, lambda: self.shop.spark, lambda _: None, **changes
         )
@@ -197,7 +197,7 @@ def test_bucket_supports_sql_replay_and_results(case: BucketCase, tmp_path: Path
     assert (sent.rows, sent.sent) == (5, 5)
     query = "SELECT id, string(value) AS line FROM topic_orders"
     for count in (10, 13):
-        asked = Standing(query, into="lines", archive=case.archive)
+        asked = StandingQuery(query, into="lines", archive=case.archive)
         checkpoint = tmp_path / "checkpoint"
         standing.run(case.shop.spark, case.settings, asked, lambda *_: None, checkpoint)
         assert len(case.rows(RESULTS, "lines")) == count

@@ -21,7 +21,7 @@ from streamqd import config
 from streamqd.config import Pipeline
 from streamqd.errors import InvalidRequestError, RequestRefusedError, StreamqdError
 from streamqd.spark.pipelines import derived, parsed
-from streamqd.spark.pipelines.archive import Archiver, Done
+from streamqd.spark.pipelines.archive import Archiver, ArchiveResult
 from streamqd.spark.pipelines.compact import compact
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE
 from streamqd.spark.pipelines.reparse import reparse
@@ -70,7 +70,7 @@ class ParseCase:
         times: tuple[str, ...] = (),
         codec: str = "json",
         **changes: Any,
-    ) -> Done:
+    ) -> ArchiveResult:
         pipelines = {"orders": Pipeline(schema or None, event_time, times, extra, codec)}
         settings = replace(self.settings, pipelines=pipelines)
 
@@ -568,7 +568,7 @@ def test_concurrent_parse_runs_write_each_row_once(
     case.run("")  # this run only archives
     archive, done = Archive(case.folder), ArchiveTable.append
 
-    def parse() -> parsed.Fitted:
+    def parse() -> parsed.ParseCounts:
         raw = archive.table("orders")
         assert raw is not None
         return parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: case.shop.spark, lambda: None)
@@ -579,7 +579,7 @@ def test_concurrent_parse_runs_write_each_row_once(
             other.append(parse())
         done(self, *args, **more)
 
-    other: list[parsed.Fitted] = []
+    other: list[parsed.ParseCounts] = []
     monkeypatch.setattr(ArchiveTable, "append", append)
     with pytest.raises(RequestRefusedError, match="another run wrote to"):
         parse()

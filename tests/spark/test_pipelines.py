@@ -33,7 +33,7 @@ from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.queries import PipelineError, wait
 from streamqd.spark.pipelines.replay import ReplayFilter, replay
 from streamqd.spark.pipelines.run import Job, load, run
-from streamqd.spark.pipelines.standing import Standing
+from streamqd.spark.pipelines.standing import StandingQuery
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.streams import Catalog, DataLossError
 from tests.support.waiting import wait_until
@@ -393,7 +393,7 @@ def test_unsupported_columns_are_refused_before_the_query(
         prompt.ask(query, fits=answers.column_check("json"))
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 2)
-    asked = Standing("SELECT raise_error(id) AS n, 2 AS n FROM topic_access")
+    asked = StandingQuery("SELECT raise_error(id) AS n, 2 AS n FROM topic_access")
     with pytest.raises(RequestRefusedError, match="two columns are named n"):
         standing.run(shop.spark, settings, asked, _gone, fits=answers.column_check("json"))
 
@@ -446,7 +446,7 @@ def test_standing_query_shows_rows_and_changes(
     def ask(query: str, **given: Any) -> list[dict[str, Any]]:
         checkpoint = given.pop("checkpoint", None)
         shown.clear()
-        asked = Standing(query, **given)
+        asked = StandingQuery(query, **given)
         standing.run(shop.spark, settings, asked, show, checkpoint)
         return sorted(shown, key=str)
 
@@ -472,7 +472,7 @@ def test_standing_query_shows_rows_and_changes(
         ask("SELECT 1")
 
     with pytest.raises(BrokenPipeError):  # its reader has exited
-        standing.run(shop.spark, settings, Standing(plain), _gone)
+        standing.run(shop.spark, settings, StandingQuery(plain), _gone)
 
 
 def _gone(names: list[str], rows: list[tuple[Any, ...]]) -> None:
@@ -484,7 +484,7 @@ def test_standing_query_sends_rows_once(
 ) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 4)
-    loud = Standing(
+    loud = StandingQuery(
         "SELECT id AS key, upper(concat('v', string(value))) AS value FROM topic_access",
         target="loud", partitions=1, follow=True,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from streamqd.spark.pipelines.archive import Archiver
 from streamqd.spark.pipelines.compact import compact
 from streamqd.spark.pipelines.derived import RESULTS
 from streamqd.spark.pipelines.prompt import Prompt
-from streamqd.spark.pipelines.standing import Standing
+from streamqd.spark.pipelines.standing import StandingQuery
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class QueryCase:
         shop.topic("orders", 1)
 
     def into(self, table: str, query: str = QUERY, checkpoint: str = "checkpoint") -> None:
-        asked = Standing(query, into=table, archive=self.archive)
+        asked = StandingQuery(query, into=table, archive=self.archive)
         where = self.folder / checkpoint
         standing.run(self.shop.spark, self.settings, asked, lambda *_: None, where)
 
@@ -93,7 +93,7 @@ def test_stream_writes_each_row_once_into_a_table(
 def test_invalid_table_name_error_is_one_sentence(case: QueryCase) -> None:
     case.shop.fill("orders", 0, 1, 2)
     for name in ("..", "../even", "", "a b", "a/b"):
-        asked = Standing(QUERY, into=name or " ", archive=case.archive)
+        asked = StandingQuery(QUERY, into=name or " ", archive=case.archive)
         with pytest.raises(RequestRefusedError, match="is not a valid name of a topic or table"):
             standing.run(
                 *(case.shop.spark, case.settings, asked, lambda *_: None, case.folder / "names")
@@ -106,7 +106,7 @@ def test_invalid_table_name_error_is_one_sentence(case: QueryCase) -> None:
         pytest.raises(RequestRefusedError, match="table even is being written by process"),
     ):
         case.into("even")
-    asked = Standing(QUERY, into="even", archive=case.archive)
+    asked = StandingQuery(QUERY, into="even", archive=case.archive)
     with pytest.raises(RequestRefusedError, match="requires a directory for the checkpoint"):
         standing.run(case.shop.spark, case.settings, asked, lambda *_: None)
     assert case.archive.names(RESULTS) == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from streamqd.model import TopicPartition
 from streamqd.spark.offsets import ZERO, Id, Position, StreamFacts
 from streamqd.spark.pipelines import batches
-from streamqd.spark.pipelines.batches import Stretch, TaskEnd
+from streamqd.spark.pipelines.batches import BatchRange, TaskEnd
 
 
 def stream(rows: int, removed: int = 0) -> StreamFacts:
@@ -18,12 +18,12 @@ def stream(rows: int, removed: int = 0) -> StreamFacts:
     return StreamFacts(rows, rows + removed, first, (rows + removed, 0))
 
 
-def stretch(place: TopicPartition, facts: StreamFacts, start: int = 0) -> Stretch:
+def batch_range(place: TopicPartition, facts: StreamFacts, start: int = 0) -> BatchRange:
     position = Position((start, 0) if start else ZERO, start)
-    return Stretch(place, position, facts.latest)
+    return BatchRange(place, position, facts.latest)
 
 
-def end_of_stretch(each: Stretch, end: Id, rows: int) -> Position:
+def end_of_range(each: BatchRange, end: Id, rows: int) -> Position:
     place = each.place
     ended = [TaskEnd(place[1], end, rows)]
     return batches.end_positions({place: each.begin}, {place: each.target}, ended)[place]
@@ -31,36 +31,36 @@ def end_of_stretch(each: Stretch, end: Id, rows: int) -> Position:
 
 def test_batch_plan_reads_everything_that_fits() -> None:
     facts = {("t", 0): stream(30), ("t", 1): stream(10)}
-    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 40, tasks=2)
+    planned = batches.plan([batch_range(p, f) for p, f in facts.items()], facts, 40, tasks=2)
     assert [(each.limit, [span.rows for span in each.spans]) for each in planned] == [
         (None, [30]),
         (None, [10]),
     ]
-    assert end_of_stretch(planned[0], (30, 0), 30) == Position((30, 0), 30)
+    assert end_of_range(planned[0], (30, 0), 30) == Position((30, 0), 30)
 
 
 def test_plan_splits_the_limit_by_backlog() -> None:
     facts = {("t", 0): stream(300), ("t", 1): stream(100)}
-    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 40, tasks=2)
+    planned = batches.plan([batch_range(p, f) for p, f in facts.items()], facts, 40, tasks=2)
     assert [(each.limit, [span.rows for span in each.spans]) for each in planned] == [
         (30, [None]),
         (10, [None]),
     ]
-    assert end_of_stretch(planned[0], (30, 0), 30) == Position((30, 0), 30)
+    assert end_of_range(planned[0], (30, 0), 30) == Position((30, 0), 30)
     # Trimming overtook the batch. The position continues at the end, where the count is known.
-    assert end_of_stretch(planned[0], (300, 0), 250) == Position((300, 0), 300)
+    assert end_of_range(planned[0], (300, 0), 250) == Position((300, 0), 300)
 
 
 def test_plan_handles_a_limit_below_the_partition_count() -> None:
     facts = {("t", number): stream(5) for number in range(4)}
-    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 2, tasks=2)
+    planned = batches.plan([batch_range(p, f) for p, f in facts.items()], facts, 2, tasks=2)
     assert [each.place[1] for each in planned] == [0, 1]
 
 
 def test_fully_removed_entries_are_skipped() -> None:
     """If all entries were removed, nothing is read, and the position counts them only once."""
     facts = {("t", 0): stream(0, removed=9)}
-    gone = stretch(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))
+    gone = batch_range(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))
     planned = batches.plan([gone], facts, 100, tasks=2)
     assert [each.spans for each in planned] == [()]
     [one] = planned
@@ -75,7 +75,7 @@ def test_batch_plan_without_a_count_has_no_limit() -> None:
     At the end of a limited read, the number of issued entries would be unknown.
     """
     facts = {("t", 0): stream(300)}
-    uncounted = stretch(("t", 0), facts["t", 0])._replace(begin=Position((5, 0)))
+    uncounted = batch_range(("t", 0), facts["t", 0])._replace(begin=Position((5, 0)))
     planned = batches.plan([uncounted], facts, 40, tasks=2)
     assert planned[0].limit is None
 
@@ -83,7 +83,7 @@ def test_batch_plan_without_a_count_has_no_limit() -> None:
 def test_long_stream_is_split_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PIECE_ROWS", 10)
     facts = {("t", 0): stream(100), ("t", 1): stream(9)}
-    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 1000, tasks=4)
+    planned = batches.plan([batch_range(p, f) for p, f in facts.items()], facts, 1000, tasks=4)
     assert [len(each.spans) for each in planned] == [3, 1]
     ends = [span.end for span in planned[0].spans]
     assert ends == sorted(ends)
@@ -126,8 +126,8 @@ def test_successive_batches_read_every_entry_once(
     taken = 0
     for _ in range(1 + sum(lengths)):
         starts = batches.incomplete_partitions(archived, targets, facts)
-        stretches = [Stretch(p, start, targets[p]) for p, start in starts.items()]
-        planned = batches.plan(stretches, facts, most, tasks)
+        ranges = [BatchRange(p, start, targets[p]) for p, start in starts.items()]
+        planned = batches.plan(ranges, facts, most, tasks)
         if not planned:
             break
         batch = 0
@@ -135,7 +135,7 @@ def test_successive_batches_read_every_entry_once(
             waiting = each.target.id[0] - each.begin.id[0]
             rows = waiting if each.limit is None else min(each.limit, waiting)
             end = (each.begin.id[0] + rows, 0) if each.limit else each.target.id
-            archived[each.place] = end_of_stretch(each, end, rows)
+            archived[each.place] = end_of_range(each, end, rows)
             batch += rows
         assert 0 < batch <= most
         taken += batch

@@ -146,10 +146,10 @@ def test_group_start_follows_its_settled_entries() -> None:
 
 def test_start_id_has_a_count_if_it_is_certain() -> None:
     facts = Stream([(5, 0), (6, 0)]).facts()
-    assert offsets.position_of((4, 7), facts) == Position((4, 7), 0)
-    assert offsets.position_of((6, 0), facts) == Position((6, 0), 2)
-    assert offsets.position_of((5, 0), facts) == Position((5, 0))
-    assert offsets.position_of((9, 0), facts) == Position((9, 0))
+    assert offsets.make_position((4, 7), facts) == Position((4, 7), 0)
+    assert offsets.make_position((6, 0), facts) == Position((6, 0), 2)
+    assert offsets.make_position((5, 0), facts) == Position((5, 0))
+    assert offsets.make_position((9, 0), facts) == Position((9, 0))
 
 
 # --- losses ---------------------------------------------------------------------------------------

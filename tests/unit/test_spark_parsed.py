@@ -25,7 +25,7 @@ from streamqd.spark.pipelines.derived import (
     parsed_columns,
     quarantine_columns,
 )
-from streamqd.spark.pipelines.fitting import ALIKE, Fitter
+from streamqd.spark.pipelines.fitting import ALIKE, CheckingWriter
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import CheckedRows
 from streamqd.spark.pipelines.schemas import table_columns
@@ -55,7 +55,7 @@ from streamqd.spark.pipelines.bucket_files import (  # noqa: E402
     ListedFile,
 )
 from streamqd.spark.pipelines.conversion import convert, convert_unit  # noqa: E402
-from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, date_of, last_id  # noqa: E402
+from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, last_id, partition_date  # noqa: E402
 
 DAY = 86_400_000
 ZERO = (0, 0)
@@ -208,7 +208,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     told = pa.array([None, "it is not JSON", None])
     place = location(tmp_path)
     folders = (place.subfolder("parsed"), good), (place.subfolder("quarantine"), bad)
-    fitter = Fitter(*folders, lambda rows: CheckedRows(rows, told, undecided=[2]))
+    fitter = CheckingWriter(*folders, lambda rows: CheckedRows(rows, told, undecided=[2]))
     columns = {
         "partition": pa.array([0, 0, 0], pa.int32()),
         "id": pa.array(["1-0", "2-0", "3-0"]),
@@ -232,7 +232,7 @@ def test_field_names_that_differ_in_case_are_reported(tmp_path: Path) -> None:
     place = location(tmp_path)
     columns = pa.schema([*parsed_columns(), *table_columns(kind)]).remove(0)
     folders = (place.subfolder("parsed"), columns), (place.subfolder("bad"), quarantine_columns())
-    fitter = Fitter(*folders, Prover(kind, "", 0))
+    fitter = CheckingWriter(*folders, Prover(kind, "", 0))
     cases = ["".join(each) for each in itertools.product(*zip("amount", "AMOUNT", strict=True))]
     for names in (cases[1:40], cases[40:]):
         payload = json.dumps(dict.fromkeys(["ID", *names], 1)).encode()
@@ -255,7 +255,7 @@ def test_field_names_that_differ_in_case_are_reported(tmp_path: Path) -> None:
 def test_last_id_of_a_date_is_its_last_millisecond() -> None:
     for date in ("1970-01-01", "2025-11-20", "9999-12-30"):
         last, _ = last_id(date)
-        assert (date_of(last), date_of(last + 1) > date) == (date, True)
+        assert (partition_date(last), partition_date(last + 1) > date) == (date, True)
 
 
 def test_rescued_fields_keep_their_exact_text() -> None:
@@ -479,7 +479,7 @@ def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
     found = archive.derived_table("even", RESULTS)
     assert found is not None
     with pytest.raises(storage.ArchiveError, match="results/even cannot be read: "):
-        found.last_batch_of("query")
+        found.last_batch("query")
 
 
 @pytest.mark.parametrize("path", ["../../tables/orders/x.parquet", "/etc/passwd"])
@@ -567,8 +567,8 @@ def test_chunks_advance_in_every_partition(
     def raw_files(partition: int, *days: int) -> list[WrittenFile]:
         found = []
         for day in days:
-            name = f"date={date_of(day * DAY)}/partition={partition}/{day}.parquet"
-            place = (date_of(day * DAY), partition, 1, 1)
+            name = f"date={partition_date(day * DAY)}/partition={partition}/{day}.parquet"
+            place = (partition_date(day * DAY), partition, 1, 1)
             found.append(WrittenFile(name, *place, (day * DAY, 0), (day * DAY + 5, 0)))
         return found
 

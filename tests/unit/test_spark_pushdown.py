@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Span
-from streamqd.spark.pushdown import Narrowing
+from streamqd.spark.pushdown import PushedFilters
 
 datasource = pytest.importorskip("pyspark.sql.datasource")
 
@@ -31,14 +31,14 @@ def make_filter(kind: str, column: str, value: Any) -> Any:
 
 
 def test_partition_filters_are_pushed_down() -> None:
-    narrowing = Narrowing()
-    rest = narrowing.take(
+    pushed = PushedFilters()
+    rest = pushed.push(
         [make_filter("In", "partition", [0, 2]), make_filter("EqualTo", "Topic", "access")]
     )
     assert rest == []
     places = [("access", 0), ("access", 1), ("access", 2), ("orders", 0)]
-    assert [place for place in places if narrowing.keeps(place)] == [places[0], places[2]]
-    assert narrowing.spans([WHOLE, WHOLE._replace(place=("access", 1))]) == [WHOLE]
+    assert [place for place in places if pushed.may_match(place)] == [places[0], places[2]]
+    assert pushed.spans([WHOLE, WHOLE._replace(place=("access", 1))]) == [WHOLE]
 
 
 def test_unsupported_filter_is_left_to_spark() -> None:
@@ -50,9 +50,9 @@ def test_unsupported_filter_is_left_to_spark() -> None:
         make_filter("EqualTo", "id", "5-0"),
         datasource.EqualTo(("partition", "deeper"), 1),
     ]
-    narrowing = Narrowing()
-    assert narrowing.take(offered) == offered
-    assert narrowing.spans([WHOLE]) == [WHOLE]
+    pushed = PushedFilters()
+    assert pushed.push(offered) == offered
+    assert pushed.spans([WHOLE]) == [WHOLE]
 
 
 @given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12_000), st.booleans())
@@ -60,10 +60,10 @@ def test_time_filter_keeps_every_matching_row(kind: str, micros: int, elsewhere:
     value = EPOCH + timedelta(microseconds=micros)
     if elsewhere:
         value = value.astimezone(timezone(timedelta(hours=5)))
-    narrowing = Narrowing()
+    pushed = PushedFilters()
     offered = [make_filter(kind, "timestamp", value)]
-    assert narrowing.take(offered) == offered
-    kept = narrowing.spans([WHOLE])
+    assert pushed.push(offered) == offered
+    kept = pushed.spans([WHOLE])
     for ms in range(1, 15):
         if COMPARE[kind](EPOCH + timedelta(milliseconds=ms), value):
             assert any(span.start < (ms, 0) and (ms, 9) <= span.end for span in kept)
@@ -73,31 +73,31 @@ def test_time_filter_keeps_every_matching_row(kind: str, micros: int, elsewhere:
 
 @given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12))
 def test_millisecond_filter_keeps_every_matching_row(kind: str, value: int) -> None:
-    narrowing = Narrowing()
-    narrowing.take([make_filter(kind, "id_ms", value)])
-    kept = narrowing.spans([WHOLE])
+    pushed = PushedFilters()
+    pushed.push([make_filter(kind, "id_ms", value)])
+    kept = pushed.spans([WHOLE])
     for ms in range(1, 15):
         if COMPARE[kind](ms, value):
             assert any(span.start < (ms, 0) and (ms, 9) <= span.end for span in kept)
 
 
 def test_narrowed_span_has_no_row_count() -> None:
-    narrowing = Narrowing()
-    narrowing.take(
+    pushed = PushedFilters()
+    pushed.push(
         [make_filter("GreaterThanOrEqual", "id_ms", 5), make_filter("LessThan", "id_ms", 9)]
     )
-    (kept,) = narrowing.spans([WHOLE])
+    (kept,) = pushed.spans([WHOLE])
     assert (kept.start, kept.rows, kept.removed) == ((4, offsets.PART_MAX), None, 0)
 
 
 def test_unsupported_time_filters_are_left_to_spark() -> None:
-    narrowing = Narrowing()
+    pushed = PushedFilters()
     naive = datetime(2026, 1, 1)  # noqa: DTZ001
-    narrowing.take(
+    pushed.push(
         [
             make_filter("GreaterThan", "timestamp", naive),
             make_filter("LessThan", "timestamp", EPOCH - timedelta(days=1)),
             make_filter("LessThan", "id_ms", -1),
         ]
     )
-    assert narrowing.spans([WHOLE]) == [WHOLE]
+    assert pushed.spans([WHOLE]) == [WHOLE]

@@ -111,7 +111,7 @@ def rewrite_files(folder: Path) -> list[WrittenFile]:
 
 
 def test_ids_after_the_last_date_belong_to_it() -> None:
-    assert parts.date_of((1 << 63) - 1) == "9999-12-31"
+    assert parts.partition_date((1 << 63) - 1) == "9999-12-31"
 
 
 def test_long_files_are_split(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_no_entry_point_accepts_a_password(tmp_path: Path) -> None:
     query = "SELECT 'redis://:secret@h'"
     with pytest.raises(RequestRefusedError, match="passwordFile"):
         Prompt(NO_SPARK, NO_SPARK, None).ask(query)
-    folder, asked = tmp_path / "checkpoint", standing.Standing(query)
+    folder, asked = tmp_path / "checkpoint", standing.StandingQuery(query)
     with pytest.raises(RequestRefusedError, match="passwordFile"):
         standing.run(NO_SPARK, NO_SPARK, asked, lambda *_: None, folder)
     assert not folder.exists()

@@ -53,7 +53,7 @@ FETCH_ROWS = 5_000  # entries in one page; fewer if large entries reach `fetchBy
 
 
 @dataclass
-class Done:
+class ArchiveResult:
     """The result of a run for one topic."""
 
     topic: str
@@ -124,7 +124,7 @@ class Archiver:
         ] = {}  # problems of this run, by topic or key
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
-    def run(self, wanted: Sequence[str] = ()) -> list[Done]:
+    def run(self, wanted: Sequence[str] = ()) -> list[ArchiveResult]:
         """Archive all entries that exist now, in the given topics or in all topics.
 
         An error in archiving entries stops the run and is raised. Problems with payloads, dead
@@ -219,7 +219,7 @@ class Archiver:
     def _connect(self) -> Connection:
         return connect(self.settings.redis, timeout=TIMEOUT, name="streamqd:pipeline")
 
-    def _topic(self, topic: str) -> Done:
+    def _topic(self, topic: str) -> ArchiveResult:
         began = time.monotonic()
         with PipelineLease(self._connect, self.keys, topic, self.archive.lease_name) as lease:
             table = self.archive.table(topic, create=True)
@@ -254,7 +254,7 @@ class Archiver:
             advance=self.advance_dead,
         )
 
-    def _parse(self, table: ArchiveTable, lease: PipelineLease, done: Done) -> None:
+    def _parse(self, table: ArchiveTable, lease: PipelineLease, done: ArchiveResult) -> None:
         pipeline = self._pipeline(table.topic)
         if not pipeline.schema:
             return
@@ -316,7 +316,7 @@ class _Run:
         self._table = table
         self._lease = lease
         self._failures: list[Exception] = []
-        self.done = Done(table.topic)
+        self.done = ArchiveResult(table.topic)
         self._given = of_settings(archiver.settings) | {
             "subscribe": table.topic,
             "fetchSize": str(FETCH_ROWS),

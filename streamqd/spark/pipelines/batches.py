@@ -17,7 +17,7 @@ from streamqd.spark.offsets import Id, Offsets, Position, Span, StreamFacts
 PIECE_ROWS = 100_000  # minimum entries for each task if several tasks share a stream
 
 
-class Stretch(NamedTuple):
+class BatchRange(NamedTuple):
     """The part of a batch that comes from one partition.
 
     It starts at `begin` and ends at `target`, or after `limit` entries if a limit is set. Each span
@@ -54,11 +54,11 @@ def incomplete_partitions(
 
 
 def plan(
-    stretches: Sequence[Stretch],
+    ranges: Sequence[BatchRange],
     facts: Mapping[TopicPartition, StreamFacts],
     rows_max: int,
     tasks: int,
-) -> list[Stretch]:
+) -> list[BatchRange]:
     """Return the stretches of a batch, with at most `rows_max` entries for this number of tasks.
 
     A stretch with more entries than its share of the batch gets a limit and is read by one task.
@@ -66,19 +66,17 @@ def plan(
     """
     spans = {
         each.place: offsets.span(each.place, each.begin, each.target, facts[each.place])
-        for each in stretches
+        for each in ranges
     }
     entries = {
-        each.place: _entries(spans[each.place], each.begin, facts[each.place]) for each in stretches
+        each.place: _entries(spans[each.place], each.begin, facts[each.place]) for each in ranges
     }
-    oldest = [
-        each.place for each in sorted(stretches, key=lambda each: (each.begin.id, each.place))
-    ]
+    oldest = [each.place for each in sorted(ranges, key=lambda each: (each.begin.id, each.place))]
     shares = offsets.shares(entries, rows_max, oldest)
     whole = {place: share for place, share in shares.items() if share == entries[place]}
     counts = offsets.pieces(whole, tasks)
     planned = []
-    for each in stretches:
+    for each in ranges:
         place, span = each.place, spans[each.place]
         if span is None or not entries[place]:
             planned.append(each)

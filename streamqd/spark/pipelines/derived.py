@@ -70,14 +70,14 @@ QUARANTINE = TableKind("quarantine", ("date",), quarantine_columns, "timestamp")
 RESULTS = TableKind("results", (), result_columns, "")
 
 
-class Pair(NamedTuple):
+class TablePair(NamedTuple):
     """A topic's parsed table and quarantine, in a consistent state."""
 
     parsed: ArchiveTable
     quarantine: ArchiveTable
 
 
-def open_pair(archive: Archive, topic: str) -> Pair | None:
+def open_pair(archive: Archive, topic: str) -> TablePair | None:
     """Open the parsed table and the quarantine of a topic. Return None if there are no tables.
 
     If a run was killed after its commit to the parsed table and before that to the quarantine, the
@@ -110,10 +110,10 @@ def open_pair(archive: Archive, topic: str) -> Pair | None:
                 " to versions of the same time, or remove both, to parse all entries again"
             )
         quarantine.append(owed.files, parsed.positions, batch=batch, replace=owed.replaces)
-    return Pair(parsed, quarantine)
+    return TablePair(parsed, quarantine)
 
 
-def open_pair_to_replace(archive: Archive, topic: str, columns: pa.Schema) -> Pair:
+def open_pair_to_replace(archive: Archive, topic: str, columns: pa.Schema) -> TablePair:
     """Open the tables of a topic whose rows will all be replaced, and create missing tables.
 
     If there is no parsed table, it is created with `columns`.
@@ -122,4 +122,4 @@ def open_pair_to_replace(archive: Archive, topic: str, columns: pa.Schema) -> Pa
     quarantine = archive.derived_table(topic, QUARANTINE, quarantine_columns())
     assert parsed is not None
     assert quarantine is not None
-    return Pair(parsed, quarantine)
+    return TablePair(parsed, quarantine)

@@ -16,7 +16,7 @@ from streamqd.spark.pipelines.packed import Reader, json_texts, texts
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, bounded_with_nan, remove
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, CheckedRows, Reasons, last_day
-from streamqd.spark.pipelines.schemas import BAD, UNITS, form_of, misaligns_columns
+from streamqd.spark.pipelines.schemas import BAD, UNITS, misaligns_columns, time_format
 from streamqd.spark.pipelines.strict import faults, rescue_fields
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def fit_rows(
     temporary files. A second pass then uses that reader to decide them. If the process is killed,
     the temporary files are purged like all files that no commit lists.
     """
-    begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra, read=read)
+    begin = partial(CheckingWriter, into.parsed, into.quarantine, extra=into.extra, read=read)
     prover = Prover(kind, event_time, now_us, read)
     kept = [*KEPT, *(name for name in ("headers",) if name in into.quarantine[1].names)]
     first = write_frame(rows.select(*kept), partial(begin, prover))
@@ -154,7 +154,7 @@ def _from_json(text: str, fields: Sequence[StructField]) -> Column:
     from pyspark.sql import functions as f
     from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
-    forms = {each.name: form for each in fields if (form := form_of(each))}
+    forms = {each.name: form for each in fields if (form := time_format(each))}
     read = [
         StructField(
             each.name,
@@ -223,7 +223,7 @@ def _day(value: Column, kind: DataType) -> Column:
     return ((us - f.pmod(us, f.lit(DAY_US))) / DAY_US).cast("int")
 
 
-class Plain:
+class PlainWriter:
     """Writes the rows of a DataFrame to files of a table without partition columns."""
 
     def __init__(self, folder: Location, schema: pa.Schema) -> None:
@@ -244,7 +244,7 @@ class Plain:
         self._files.discard()
 
 
-class Fitter:
+class CheckingWriter:
     """Checks rows, and writes them to files of the parsed table or of the quarantine.
 
     Undecided rows are written to separate files, which are like those of the quarantine but have no
@@ -266,9 +266,9 @@ class Fitter:
         the parsed table, as in `derived.extra_columns`.
         """
         self._extra, self._read = extra, read
-        self._good = _ByDate(DateWriter(parsed[0], OWN[0], parsed[1]))
+        self._good = _DateFiles(DateWriter(parsed[0], OWN[0], parsed[1]))
         self._bad, self._undecided = (
-            _ByDate(DateWriter(quarantine[0], "date", quarantine[1])) for _ in range(2)
+            _DateFiles(DateWriter(quarantine[0], "date", quarantine[1])) for _ in range(2)
         )
         self._schemas = parsed[1], quarantine[1]
         self._check = check
@@ -347,7 +347,7 @@ class Fitter:
             writer.discard()
 
 
-class _ByDate:
+class _DateFiles:
     """Writes rows to one file for each date, if they arrive in the order of their dates.
 
     Rows that arrive out of order are buffered, up to LATE_BYTES, and then written date by date.
@@ -408,7 +408,7 @@ class FittedFiles(NamedTuple):
     case_variants: set[tuple[str, str]]
 
 
-def write_frame(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
+def write_frame(frame: DataFrame, begin: Callable[[], PlainWriter | CheckingWriter]) -> FittedFiles:
     """Write a DataFrame to files in Spark's tasks, and return the files.
 
     A table function is used because it needs only pyarrow, whereas `mapInArrow` also needs pandas.

@@ -33,19 +33,19 @@ _BROKEN = "it is not msgpack"
 _DEEP = f"it is nested more than {DEPTH_MAX} levels deep"
 
 
-class Texts(NamedTuple):
+class JsonTexts(NamedTuple):
     """The payloads as JSON texts, and the reason for each payload that has no JSON text."""
 
     texts: Sequence[bytes | None]
     faults: Sequence[str | None]
 
 
-Reader = Callable[[Sequence[bytes | None]], Texts]
+Reader = Callable[[Sequence[bytes | None]], JsonTexts]
 
 
-def json_texts(payloads: Sequence[bytes | None]) -> Texts:
+def json_texts(payloads: Sequence[bytes | None]) -> JsonTexts:
     """Return the payloads unchanged, because they are already JSON."""
-    return Texts(payloads, [None] * len(payloads))
+    return JsonTexts(payloads, [None] * len(payloads))
 
 
 class MsgpackTexts:
@@ -54,10 +54,10 @@ class MsgpackTexts:
     def __init__(self, kind: StructType) -> None:
         self._kind = kind
 
-    def __call__(self, payloads: Sequence[bytes | None]) -> Texts:
+    def __call__(self, payloads: Sequence[bytes | None]) -> JsonTexts:
         """Convert payloads to JSON texts."""
         found = [self._text(each) for each in payloads]
-        return Texts([text for text, _ in found], [why for _, why in found])
+        return JsonTexts([text for text, _ in found], [why for _, why in found])
 
     def _text(self, payload: bytes | None) -> tuple[bytes | None, str | None]:
         if not payload:

@@ -35,7 +35,7 @@ _LONG_MAX = (1 << 63) - 1
 
 
 @dataclass
-class Fitted:
+class ParseCounts:
     """The number of rows that a run has parsed, and the number that it has put into quarantine."""
 
     batches: int = 0
@@ -52,7 +52,7 @@ def parse(
     pipeline: config.Pipeline,
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
-) -> Fitted:
+) -> ParseCounts:
     """Parse the entries of the raw table that were not parsed yet.
 
     `spark` is called only if there are entries to parse, and must return a session. `check` is
@@ -61,7 +61,7 @@ def parse(
     Raises InvalidRequestError or RequestRefusedError if the schema or the tables cannot be used,
     ArchiveError if a table is damaged, and PipelineError if Spark fails.
     """
-    pair, done = derived.open_pair(archive, raw.topic), Fitted()
+    pair, done = derived.open_pair(archive, raw.topic), ParseCounts()
     if not any(True for _ in _chunks(raw, pair and pair.parsed)):
         return done
     session = spark()
@@ -94,7 +94,7 @@ def parse_quarantine(
     pipeline: config.Pipeline,
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
-) -> Fitted:
+) -> ParseCounts:
     """Validate the rows in quarantine against the current schema, and move those that fit.
 
     Returns how many rows were moved, and how many remain in quarantine. Raises the same errors as
@@ -103,7 +103,7 @@ def parse_quarantine(
     pair = derived.open_pair(archive, topic)
     files = [] if pair is None else pair.quarantine.files()
     if pair is None or not files:
-        return Fitted()
+        return ParseCounts()
     session = spark()
     kind, columns = read_columns(pipeline)
     pair.parsed.grow(columns)
@@ -114,7 +114,7 @@ def parse_quarantine(
     owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
     pair.parsed.append(fit, {}, owed=owed)
     pair.quarantine.append(unfit, {}, batch=pair.parsed.note.batch, replace=True)
-    return Fitted(1, sum(each.rows for each in fit), sum(each.rows for each in unfit))
+    return ParseCounts(1, sum(each.rows for each in fit), sum(each.rows for each in unfit))
 
 
 def parse_again(
@@ -123,7 +123,7 @@ def parse_again(
     pipeline: config.Pipeline,
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
-) -> Fitted:
+) -> ParseCounts:
     """Parse all entries of the raw table again, with the current schema.
 
     Nothing changes until the first commit to the parsed table. That commit replaces its rows,
@@ -134,7 +134,7 @@ def parse_again(
     kind, columns = read_columns(pipeline)
     pair = derived.open_pair_to_replace(archive, raw.topic, columns)
     pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
-    done = Fitted(1)
+    done = ParseCounts(1)
     fit: list[WrittenFile] = []
     unfit: list[WrittenFile] = []
     files, ends = next(_chunks(raw, None), ([], {}))
@@ -154,7 +154,7 @@ def parse_again(
 
 def _fit_rows(
     rows: DataFrame,
-    pair: derived.Pair,
+    pair: derived.TablePair,
     kind: StructType,
     pipeline: config.Pipeline,
     columns: pa.Schema | None = None,

@@ -171,7 +171,7 @@ class PartWriter:
         self._done = []
 
     def _begin(self, rows: pa.RecordBatch) -> _Part:
-        date = date_of(self._day * _DAY_MS)
+        date = partition_date(self._day * _DAY_MS)
         names = rows.schema.names
         file = OpenFile(
             self._folder,
@@ -249,7 +249,7 @@ class DateWriter:
         assert file is not None
         size, none = file.close(), (0, 0)
         whole = (file.path, self.date, 0, file.rows, size, none, none)
-        self._done.append(WrittenFile(*whole, bounds_of(file.metadata)))
+        self._done.append(WrittenFile(*whole, encode_bounds(file.metadata)))
         self._file = None
 
 
@@ -275,7 +275,7 @@ def bounded_with_nan(schema: pa.Schema) -> list[str]:
     ]
 
 
-def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
+def encode_bounds(files: Sequence[parquet.FileMetaData]) -> str:
     """Return the bounds of the first columns in these files, which readers use to skip files.
 
     The result is JSON in Delta's format, with `minValues`, `maxValues` and `nullCount`. Nested
@@ -337,7 +337,7 @@ def file_folder(date: str, partition: int) -> str:
     return f"date={date}/partition={partition}"
 
 
-def date_of(unix_ms: int) -> str:
+def partition_date(unix_ms: int) -> str:
     """Return the date (UTC) of an entry with this time.
 
     For a time after 9999, return 9999-12-31.

@@ -11,7 +11,7 @@ from pyarrow import compute
 from streamqd.spark.pipelines import schemas
 from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave_to_spark
 from streamqd.spark.pipelines.packed import Reader, json_texts
-from streamqd.spark.pipelines.reasons import CheckedRows, Reasons, days_of, last_day
+from streamqd.spark.pipelines.reasons import CheckedRows, Reasons, last_day, to_days
 from streamqd.spark.pipelines.strict import decode, is_ordinary
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class Prover:
         self._last_day = last_day(now_us)
         self._reasons = Reasons(kind, event_time, now_us, read)
         self._columns = list(schemas.table_columns(kind))
-        self._forms = {each.name: form for each in kind.fields if (form := schemas.form_of(each))}
+        self._forms = {
+            each.name: form for each in kind.fields if (form := schemas.time_format(each))
+        }
 
     def __call__(self, batch: pa.RecordBatch) -> CheckedRows:
         """Validate a batch, and return its rows with the verdicts."""
@@ -83,7 +85,7 @@ class Prover:
         """Return the date under which each row is stored if it fits the schema."""
         if not self._event_time:
             return dates
-        found = days_of(self._kind[self._event_time].dataType, columns[self._event_time])
+        found = to_days(self._kind[self._event_time].dataType, columns[self._event_time])
         possible = compute.and_(
             compute.greater_equal(found, 0), compute.less_equal(found, self._last_day)
         )

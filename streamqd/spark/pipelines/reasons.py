@@ -138,7 +138,7 @@ class Reasons:
         for at in _outside(field.dataType, column):
             yield at, out_of_range(field)
         if timed:
-            days = days_of(field.dataType, column)
+            days = to_days(field.dataType, column)
             for at in _true(compute.less(days, 0)):
                 yield at, f"{field.name} is before 1970"
             for at in _true(compute.greater(days, self._last_day)):
@@ -235,7 +235,7 @@ def _outside(kind: DataType, column: pa.Array) -> set[int]:
     )
 
     if isinstance(kind, DateType | TimestampType):
-        days = days_of(kind, column)
+        days = to_days(kind, column)
         bounds = compute.min_max(days)
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         if low is None or (low >= FIRST_DAY and high <= LAST_DAY):
@@ -251,11 +251,11 @@ def _outside(kind: DataType, column: pa.Array) -> set[int]:
             found |= _outside(each.dataType, _field(column, each.name))
         return found
     if isinstance(kind, ArrayType):
-        return _rows_of(column, _outside(kind.elementType, column.flatten()))
+        return _rows_containing(column, _outside(kind.elementType, column.flatten()))
     if isinstance(kind, MapType):
         entries = column.cast(_as_list(column.type))
         values = entries.flatten().field(1)
-        return _rows_of(entries, _outside(kind.valueType, values))
+        return _rows_containing(entries, _outside(kind.valueType, values))
     return set()
 
 
@@ -265,7 +265,7 @@ def _as_list(kind: pa.MapType) -> pa.ListType:
     return pa.list_(pa.struct([kind.key_field, kind.item_field]))
 
 
-def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
+def _rows_containing(lists: pa.Array, inside: set[int]) -> set[int]:
     """Return the rows whose lists contain these items, given as indexes of the flattened column."""
     from pyarrow import compute
 
@@ -275,7 +275,7 @@ def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
     return {of[at] for at in inside}
 
 
-def days_of(kind: DataType, column: pa.Array) -> pa.Array:
+def to_days(kind: DataType, column: pa.Array) -> pa.Array:
     """Return the days of dates or timestamps (days since 1970, UTC)."""
     import pyarrow as pa
     from pyarrow import compute

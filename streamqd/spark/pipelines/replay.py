@@ -18,7 +18,7 @@ from streamqd import config
 from streamqd.errors import RequestRefusedError
 from streamqd.message import REPLAY_OF
 from streamqd.spark.options import WriteOptions, of_settings, write_options
-from streamqd.spark.outgoing import Row, Targets, deliver, rows_of
+from streamqd.spark.outgoing import Row, Targets, deliver, to_messages
 from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.queries import convert_errors, first_line
 from streamqd.spark.pipelines.storage import Archive
@@ -237,7 +237,7 @@ def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]
         plain = [row.asDict(recursive=True) for row in some]
         for each in plain:
             each["fields"] = list((each["fields"] or {}).items())
-        yield from rows_of(pa.RecordBatch.from_pylist(plain, schema), options)
+        yield from to_messages(pa.RecordBatch.from_pylist(plain, schema), options)
 
 
 def pace(rows: Iterable[Row], rate: float) -> Iterator[Row]:

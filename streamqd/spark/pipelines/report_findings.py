@@ -75,7 +75,7 @@ def assess_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
     }
 
 
-def error_of(cause: Mapping[str, Any]) -> str:
+def cause_error(cause: Mapping[str, Any]) -> str:
     """Return a name for a dead letter's cause: the error class, or else the reason."""
     return str(cause["error_class"] or cause["reason"] or "unknown")
 
@@ -158,7 +158,7 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
         worst = topic["causes"][0]
         share = worst["dead_letters"] / dead_letters
         what = f"{plural(dead_letters, 'dead letter')}, {share:.0%} of them "
-        what += f"{error_of(worst)} in group {worst['group'] or 'unknown'}"
+        what += f"{cause_error(worst)} in group {worst['group'] or 'unknown'}"
         yield _finding(Severity.WARNING, name, what, dead_letters, f"dlq stats {name}")
     if fields and fields["bad"]:
         verb = "does" if fields["bad"] == 1 else "do"
@@ -226,7 +226,7 @@ def _measures(
         if group.lag is not None:
             found[f"{group.topic}/{group.group}: unread"] = group.lag
     for cause in causes:
-        name = f"{cause['topic']}/{cause['group']}: dead letters with {error_of(cause)}"
+        name = f"{cause['topic']}/{cause['group']}: dead letters with {cause_error(cause)}"
         found[name] = found.get(name, 0) + cause["dead_letters"]
     return found
 

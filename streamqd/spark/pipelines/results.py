@@ -59,9 +59,9 @@ class ResultWriter:
         """Store a batch. Raises RequestRefusedError, ArchiveError or PySparkException."""
         query = self._query()
         self._table.reload()
-        if self._table.last_batch_of(query) >= number:
+        if self._table.last_batch(query) >= number:
             return
-        begin = partial(fitting.Plain, self._table.folder, self._columns)
+        begin = partial(fitting.PlainWriter, self._table.folder, self._columns)
         files = fitting.write_frame(batch, begin).fit
         self._table.append(files, {}, of=(query, number))
         self._batches += 1

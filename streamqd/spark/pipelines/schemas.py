@@ -94,7 +94,7 @@ def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
     return kind  # type: ignore[no-any-return]
 
 
-def form_of(field: StructField) -> str:
+def time_format(field: StructField) -> str:
     """Return the unit or the pattern of a column's times, or "" for the default formats."""
     return str((field.metadata or {}).get(_FORM, ""))
 
@@ -106,7 +106,7 @@ def _check_forms(kind: StructType) -> None:
     from pyspark.sql import functions as f
 
     for each in kind.fields:
-        form = form_of(each)
+        form = time_format(each)
         if form in UNITS and each.dataType.typeName() == "date":
             raise RequestRefusedError(
                 f"times has {form} for {each.name}, which is a date; use a timestamp, or a pattern"

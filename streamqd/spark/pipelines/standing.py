@@ -34,7 +34,7 @@ Show = Callable[[list[str], list[tuple[Any, ...]]], None]
 
 
 @dataclass(frozen=True)
-class Standing:
+class StandingQuery:
     """A standing query and its options."""
 
     query: str
@@ -63,7 +63,7 @@ class StreamResult:
 def run(
     spark: SparkSession,
     settings: config.Settings,
-    standing: Standing,
+    standing: StandingQuery,
     show: Show,
     checkpoint: Path | None = None,
     fits: Fits = lambda _: None,
@@ -96,7 +96,7 @@ def run(
 def _run(
     spark: SparkSession,
     settings: config.Settings,
-    standing: Standing,
+    standing: StandingQuery,
     show: Show,
     checkpoint: Path | None,
     fits: Fits,
@@ -159,7 +159,9 @@ def _storing_errors(
     return taking
 
 
-def _query_frame(spark: SparkSession, settings: config.Settings, standing: Standing) -> DataFrame:
+def _query_frame(
+    spark: SparkSession, settings: config.Settings, standing: StandingQuery
+) -> DataFrame:
     options = {"startingOffsets": standing.start}
     if standing.shown:
         options["maxOffsetsPerTrigger"] = str(SHOWN_MAX)
@@ -176,13 +178,13 @@ def _query_frame(spark: SparkSession, settings: config.Settings, standing: Stand
     return frame
 
 
-def _sender(job: Job, frame: DataFrame, standing: Standing) -> DataStreamWriter:
+def _sender(job: Job, frame: DataFrame, standing: StandingQuery) -> DataStreamWriter:
     send = job.changes if standing.mode == "update" else job.sink
     more = {"partitions": str(standing.partitions)} if standing.partitions else {}
     return send(frame.drop("topic", "partition"), standing.target, NAME, **more)
 
 
-def _add_hint(text: str, standing: Standing) -> str:
+def _add_hint(text: str, standing: StandingQuery) -> str:
     if standing.mode == "append" and "STREAMING_OUTPUT_MODE" in text:
         return (
             f"{text} With streamqd, --mode update shows each row of an aggregation whenever it"

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamqd.config.setting import NAME
 from streamqd.errors import RequestRefusedError, SparkError
 from streamqd.spark import need, offsets, rows
-from streamqd.spark.location import LOG, Location, leads_out, location, unusable_error
+from streamqd.spark.location import LOG, Location, leads_outside, location, unusable_error
 from streamqd.spark.offsets import Offsets
 from streamqd.spark.pipelines.parts import WrittenFile
 
@@ -339,7 +339,7 @@ class ArchiveTable:
         found: list[dict[str, Any]] = actions.to_pylist()
         files = []
         for each in found:
-            if leads_out(each["path"]):
+            if leads_outside(each["path"]):
                 raise ArchiveError(
                     f"{self.folder} lists the file {each['path'][:200]!r}, which is not in its"
                     " directory; restore an earlier version"
@@ -457,7 +457,7 @@ class ArchiveTable:
 
         - `owed` contains files that must be committed to a second table next.
         - `batch` is the batch number. It defaults to the next number.
-        - `of` contains the name of a query and the number of its batch, which `last_batch_of` then
+        - `of` contains the name of a query and the number of its batch, which `last_batch` then
           returns.
         - `replace` removes all other files from the table.
         - `columns` resets the table to these columns, and removes all other files and positions.
@@ -515,9 +515,9 @@ class ArchiveTable:
 
         No batch has had it before, not even one that was undone.
         """
-        return max(self.note.batch, self.last_batch_of(_APP)) + 1
+        return max(self.note.batch, self.last_batch(_APP)) + 1
 
-    def last_batch_of(self, query: str) -> int:
+    def last_batch(self, query: str) -> int:
         """Return the number of a query's last batch in the table, or -1 if there is none."""
         with _translate_errors(self.folder, "read"):
             found = self.delta.transaction_version(query)

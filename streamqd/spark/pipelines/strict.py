@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from streamqd.spark.pipelines.schemas import UNITS, form_of, out_of_range, type_mismatch
+from streamqd.spark.pipelines.schemas import UNITS, out_of_range, time_format, type_mismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +93,7 @@ def forbidden_checks(kind: StructType) -> _Checks:
 
     found: list[tuple[str, str, _Check]] = []
     for field in kind.fields:
-        if form := form_of(field):  # Spark reads units as decimals, and patterns as strings
+        if form := time_format(field):  # Spark reads units as decimals, and patterns as strings
             if form in UNITS:
                 found.append((field.name, type_mismatch(field), is_huge))
             continue

@@ -24,7 +24,7 @@ from streamqd.spark.location import Location
 from streamqd.spark.offsets import Offsets, Span, StreamFacts
 from streamqd.spark.options import ReadOptions, read_options
 from streamqd.spark.pipelines import batches
-from streamqd.spark.pipelines.batches import Stretch, TaskEnd
+from streamqd.spark.pipelines.batches import BatchRange, TaskEnd
 from streamqd.spark.pipelines.parts import PartWriter, WrittenFile
 from streamqd.spark.pipelines.storage import ArchiveTable
 from streamqd.spark.reader import EntryReader
@@ -118,15 +118,15 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         facts = self._facts()
         starts = batches.incomplete_partitions(self._table().positions, self._target, facts)
-        stretches = []
+        ranges = []
         for place, begin in starts.items():
             if loss := offsets.find_loss(begin, facts[place]):
                 report_loss(place, begin.id, loss, fail=self.options.fail_on_data_loss)
-            stretches.append(
-                Stretch(place, offsets.resume_position(begin, facts[place]), self._target[place])
+            ranges.append(
+                BatchRange(place, offsets.resume_position(begin, facts[place]), self._target[place])
             )
         options = self.options
-        found = batches.plan(stretches, facts, options.max_per_trigger, options.min_partitions)
+        found = batches.plan(ranges, facts, options.max_per_trigger, options.min_partitions)
         ends = {
             "begins": offsets.to_json({each.place: each.begin for each in found}),
             "targets": offsets.to_json({each.place: each.target for each in found}),
