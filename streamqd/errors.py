@@ -92,7 +92,7 @@ _TRANSIENT = (
 
 
 class RedisResponseError(StreamqdError):
-    """Redis returned an error, and nothing was done.
+    """Redis returned an error instead of executing the command.
 
     `code` is the first word of the error, such as `OOM`. `kind` classifies this word
     (`streamqd.errors.RefusalKind`).
@@ -124,7 +124,7 @@ class BatchOutcomeUnknownError(OutcomeUnknownError):
 
 
 class BatchRejectedError(RedisResponseError):
-    """Redis rejected messages of `send_many`, for example because its memory is full.
+    """Redis rejected some messages of `send_many`, for example because its memory is full.
 
     `ids` contains the uids of the messages, in the order of the items. An element is None if Redis
     rejected the message. Items after these were not sent.
