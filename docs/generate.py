@@ -436,14 +436,19 @@ find out why a message is waiting. Most of the keys are written by the
 
 Every key starts with one of two prefixes, `stream:topic` and `streaming:mq`. You can change both
 with the settings in `[keys]`. All keys of a partition have the same hash tag, such as
-`{access:p:3}`, because a script on a Redis Cluster can only use keys with the same tag together.
-The examples show the topic `access`, its partition `3`, the group `hits`, the fleet `default` and
-the outbox `shop`.
+`{access:p:3}`, because on a Redis Cluster, a script can use several keys only if they share a hash
+tag. The examples show the topic `access`, its partition `3`, the group `hits`, the fleet `default`
+and the outbox `shop`.
 
-The table uses these terms: *TTL* marks keys that expire. A *place* identifies an entry of a group,
-as `m:ID` in the partition stream or `r:ID` in the group's retry stream. *Packed fields* are all
-fields of an entry in one MessagePack string. All times are Unix milliseconds by the Redis clock.
-The list after the table contains further details of some keys, such as the fields of a hash.
+The table uses these terms:
+
+- *TTL* marks a key that expires.
+- A *place* identifies an entry of a group: `m:ID` is an entry of the partition stream, and `r:ID`
+  is an entry of the group's retry stream.
+- *Packed fields* are all fields of an entry, encoded as one MessagePack string.
+
+All times are Unix milliseconds by the Redis clock. If a cell is too short to describe a key, for
+example all fields of a hash, the list after the table continues the description.
 """,
         _table_and_details(
             ("Key", "Type", "Contents"), ((f"`{key}`", *rest) for key, *rest in sorted(rows))

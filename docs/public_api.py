@@ -112,7 +112,7 @@ def split_values(text: str) -> tuple[str, list[str]]:
 
     A text with fewer than two values is returned as it is, without subitems.
     """
-    lead, *values = re.split(r"(?:^|(?<=\. ))`?([\w-]+)`?: ", text)
+    lead, *values = re.split(r"(?:^|(?<=[.:] ))`?((?<=`)[^`]+(?=`)|[\w-]+)`?: ", text)
     if len(values) < 4:  # two values and their meanings
         return text, []
     pairs = zip(values[::2], values[1::2], strict=True)
