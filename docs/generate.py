@@ -308,26 +308,30 @@ def lua() -> str:
         parts.append(f"## {script.name}")
         if script.summary != "any -> any":
             parts.append(_transition(script.summary))
-        parts.append(script.prose)
+        parts.append(_reply_words_as_code(script, script.prose))
         head = ("Key", "Type", "Name", "Contents or condition")[:columns]
         parts.append(_table(head, (row[:columns] for row in keys)))
         if script.args:
-            arguments = [f"- `{each.name}` ({each.type}): {each.meaning}" for each in script.args]
+            arguments = [
+                f"- `{each.name}` ({each.type}): {_header_text(script, each.meaning)}"
+                for each in script.args
+            ]
             parts.append("\n".join(["Arguments:", "", *arguments]))
-        parts.append("\n".join(["Replies:", "", *_replies(script.returns)]))
+        parts.append("\n".join(["Replies:", "", *_replies(script, script.returns)]))
         if script.entry_returns:
-            words = _replies(script.entry_returns)
+            words = _replies(script, script.entry_returns)
             parts.append("\n".join(["Words for each entry:", "", *words]))
-        parts.append(f"**Cost:** {script.cost}  \n**Repeat:** {script.repeat}")
+        cost, repeat = (_header_text(script, text) for text in (script.cost, script.repeat))
+        parts.append(f"**Cost:** {cost}  \n**Repeat:** {repeat}")
     return _page(
         "Lua scripts",
         "the headers of lua/*.lua",
         """
-When streamqd changes the state of a message, a lease, a group or a topic, Redis executes a Lua
-script. While a script runs, the server serves no other client. A script can therefore check that
-its call is still valid and write the change in one step, and no other client can act in between.
-Each section describes the contract of one script, and is generated from the script's header. The
-[terms of the code](../explanation/design.md#terms-of-the-code) and the
+streamqd changes the state of messages, leases, groups and topics with Lua scripts that Redis
+executes. While a script runs, the server serves no other client. A script can therefore check that
+its call is still valid and write the change in one step, without another client acting in between.
+This page describes the contract of each script, and is generated from the headers of the scripts.
+The [terms of the code](../explanation/design.md#terms-of-the-code) and the
 [glossary](../reference/glossary.md) define the terms.
 
 ## How to read a contract
@@ -335,38 +339,40 @@ Each section describes the contract of one script, and is generated from the scr
 **Transition** names the states before and after the call.
 
 **Keys.** [Redis keys](../reference/keys.md) describes the contents of each key. In key names, the
-letter `p` and the prefixes are literal, and the prefixes are settings. The other parts stand for
-values: `T` is a topic, `i` a partition, `G` a group, `F` a fleet, `N` the name of an outbox or a
-pipeline, `Q` a Spark query, `A` an attempt to write a batch, and `<id>` a deduplication ID. For
-example, `{T:p:i}` stands for `{orders:p:0}`, which is partition 0 of orders. If the caller omits an
-optional key, the first key is passed in its place.
+letter `p` is literal, and so are the prefixes, which you can change with settings. The other parts
+stand for values: `T` is a topic, `i` a partition, `G` a group, `F` a fleet, `N` the name of an
+outbox or a pipeline, `Q` a Spark query, `A` an attempt to write a batch, and `<id>` a deduplication
+ID. For example, the tag `{T:p:i}` becomes `{orders:p:0}` for partition 0 of the topic `orders`. If
+the caller omits an optional key, the first key is passed in its place.
 
-**Replies.** A reply consists of a word and values. `[2]` is the second element of the reply, which
-is the first value. A script either completes the transition or writes nothing and returns the
-reason. Three reasons have the same meaning in many scripts:
+**Replies.** A reply consists of a word, which is the first element, and of values. The first value
+is the second element of the reply, and is therefore listed as `[2]`. A script either completes the
+transition, or it writes nothing and returns a word for the reason. Three of these reasons have the
+same meaning in many scripts:
 
-- `FENCED`: the fence does not contain the token of the call. The caller has lost the assignment to
-  another owner, or was never its owner.
+- `FENCED`: the fence does not contain the token that the caller passed. The caller has lost the
+  assignment to another owner, or was never its owner.
 - `SESSION`: the owner has opened a newer connection, and this call comes from an earlier one.
-- `MOVED`: the messages were routed by another partition count than the topic has now.
+- `MOVED`: the messages were routed by a partition count that the topic no longer has.
 
-**Errors.** Instead of a reply, a script can raise an error:
+**Errors.** Instead of returning a reply, a script can raise one of these errors:
 
-- `WRONGTYPE`: a key has an unexpected type. A script reads the keys that it will write before its
-  first write, so nothing was written.
+- `WRONGTYPE`: a key has an unexpected type. A script reads every key that it will write to before
+  it writes for the first time, so nothing was written.
 - `BADVALUE`: the script cannot work without a stored value that it cannot read. The error names the
   key and the field, and nothing was written.
-- `ERR not a place`: an argument is not a place, and nothing was written.
+- `ERR not a place`: an argument should be a place, but is not. Nothing was written.
 - `NOGROUP`: the group does not exist on a stream that the script reads or settles.
-- `OOM`: the server has no memory left for the write. Redis checks this only until a script has
-  written. *Works when memory is full* means that the first write of the script is a command that
-  Redis accepts even then, so Redis accepts the other writes too.
+- `OOM`: the server has no memory left for the write. Redis checks this only until the script has
+  written for the first time. *The script works when memory is full* means that its first write is a
+  command that Redis accepts even then, so that Redis accepts the other writes too.
 
-**Cost** is the time that the script takes inside the server, where *body* stands for the fields of
-an entry.
+**Cost** is the time that the script takes inside the server. The *body* of an entry consists of all
+its fields.
 
-**Repeat** describes a second call with the same arguments, for example after a lost reply. A *late
-copy* is a call that Redis executes after the caller has given up waiting for the reply.
+**Repeat** describes the effect of a second call with the same arguments, for example after the
+reply to the first call was lost. A *late copy* is a call that Redis executes after the caller has
+given up waiting for the reply.
 
 **Changes.** A script with a new meaning gets a new name, so that old and new daemons can run at the
 same time.
@@ -394,13 +400,24 @@ def _key_cells(pattern: str) -> tuple[str, str]:
     return " or ".join(f"`{name}`" for name in names), remark
 
 
-def _replies(meanings: Mapping[str, str]) -> Iterator[str]:
+def _replies(script: scripts.Script, meanings: Mapping[str, str]) -> Iterator[str]:
     """Yield list items: each word with its meaning, and the values of the reply below it."""
     for word, text in meanings.items():
         meaning, *values = _POSITION.split(text)
-        yield f"- `{word}`: {meaning}" if meaning else f"- `{word}`:"
+        yield f"- `{word}`: {_header_text(script, meaning)}" if meaning else f"- `{word}`:"
         for position, value in zip(values[::2], values[1::2], strict=True):
-            yield f"    - `[{position}]`: {value.rstrip(';')}"
+            yield f"    - `[{position}]`: {_header_text(script, value.rstrip(';'))}"
+
+
+def _header_text(script: scripts.Script, text: str) -> str:
+    """Return the text of a header field, with a final period if it has several sentences."""
+    text = re.sub(r"(?<!`)''(?!`)", "`''`", _reply_words_as_code(script, text))
+    return f"{text}." if ". " in text and not text.endswith(".") else text
+
+
+def _reply_words_as_code(script: scripts.Script, text: str) -> str:
+    words = "|".join([*script.returns, *script.entry_returns])
+    return re.sub(rf"(?<![`\w])({words})(?![`\w])", r"`\1`", text)
 
 
 def keys() -> str:

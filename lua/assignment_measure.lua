@@ -1,7 +1,7 @@
 -- assignment_measure: read-only
 --
--- Return the figures of one group on one partition, for metrics and status. The script examines the
--- entries inside the server, so no body is transferred to the client.
+-- Return the figures that metrics and status show for one group on one partition. The script
+-- examines the entries inside the server, so no body is transferred to the client.
 --
 -- KEYS[1]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry    STREAM  stream:topic:{T:p:i}:retry:G
@@ -10,16 +10,17 @@
 -- ARGV[1]  group    str     consumer group
 --
 -- Returns  OK       the group exists
---                   [2] figures of the partition: {pending entries, ID of the oldest pending entry
---                   or '', unread entries or '' if the server does not know them, ID of the oldest
---                   unread entry or '', length}
---                   [3] the same for the retry stream
+--                   [2] figures of the partition stream, as a list: number of pending entries, ID
+--                   of the oldest pending entry or '', number of unread entries or '' if the server
+--                   does not know it, ID of the oldest unread entry or '', and length of the stream
+--                   [3] the same figures for the retry stream
 --                   [4] number of waiting retries
---                   [5] time at which the next retry is due, unix ms, or ''
+--                   [5] time at which the next retry is due in Unix milliseconds, or ''
 -- Returns  NOGROUP  the group does not exist on the partition
 --
--- Cost     O(g + log n) plus the size of two bodies; g = groups, n = pending entries
--- Repeat   safe: read-only
+-- Cost     O(g + log n) plus the size of two bodies, where g is the number of groups and n the
+--          number of pending entries
+-- Repeat   safe, because the script only reads
 -- @include _clock
 -- @include _groups
 -- @include _ids

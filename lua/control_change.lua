@@ -5,22 +5,22 @@
 -- times only increase, even if the server's clock is set back, so an instance can tell a new
 -- directive from one that it has already applied.
 --
--- KEYS[1]  control         HASH  streaming:mq:control:{F}    directive -> JSON
+-- KEYS[1]  control         HASH  streaming:mq:control:{F}    JSON of each directive, by name
 --
 -- ARGV[1]  directives_max  int   maximum number of directives of a fleet
--- ARGV[2]  field           str   name of the directive to write, '' = none
--- ARGV[3]  body            str   the directive, a JSON object without the time
+-- ARGV[2]  field           str   name of the directive to write, or '' for none
+-- ARGV[3]  body            str   the directive as a JSON object without the time
 -- ARGV[4..] removed        list  names of the directives to remove
 --
--- Returns  OK    written
---                [2] time of the change, unix ms
+-- Returns  OK    the changes were written
+--                [2] time of the change in Unix milliseconds
 --                [3] number of directives removed
--- Returns  FULL  the fleet already has `directives_max` directives; nothing was written
+-- Returns  FULL  the fleet already has `directives_max` directives, so nothing was written
 --                [2] number of directives
 --
--- Cost     O(n); n = directives removed
+-- Cost     O(n), where n is the number of directives removed
 -- Repeat   not idempotent: a second call gets a later time, so instances apply a reload or a
---          rebalance again. Works when memory is full
+--          rebalance again. The script works when memory is full
 -- @include _clock
 -- @include _numbers
 

@@ -5,18 +5,18 @@
 --
 -- KEYS[1]  dlq    STREAM  stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  after  id      last dead letter of the previous page, '' = start
--- ARGV[2]  count  int     count at most this many dead letters
+-- ARGV[1]  after  id      last dead letter of the previous page, or '' to start at the beginning
+-- ARGV[2]  count  int     maximum number of dead letters to count
 --
--- Returns  OK  counted
+-- Returns  OK  the page was counted
 --              [2] names of the groups and their counts, alternating
 --              [3] last dead letter of the page, or `after` if there was none
---              [4] 1 = there may be more
+--              [4] 1 if there may be more dead letters
 --              [5] number of dead letters in the stream
 --
--- Cost     O(log n + count), and reads at most 512 KiB of bodies plus eight more bodies; n = dead
---          letters
--- Repeat   safe: read-only
+-- Cost     O(log n + count), where n is the number of dead letters. The script reads at most 512
+--          KiB of bodies plus eight more
+-- Repeat   safe, because the script only reads
 -- @include _byte_limit
 -- @include _groups
 -- @include _ids

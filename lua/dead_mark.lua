@@ -1,24 +1,24 @@
 -- dead_mark: dead -> moving
 --
 -- Record the destination of a dead letter that moves to another slot. This is the first of the
--- three calls of a move; `dead_deliver` describes the other two. The message stays a dead letter
--- until it has arrived at its destination, and the mark prevents any other replay in the meantime.
--- A dead letter that is already marked keeps its first mark, which the script returns, so a resumed
--- move continues to the same destination.
+-- three calls of a move, which `dead_deliver` describes. The message stays a dead letter until it
+-- has arrived at its destination, and the mark prevents any other replay in the meantime. A dead
+-- letter that is already marked keeps its first mark, which the script returns, so a resumed move
+-- continues to the same destination.
 --
 -- KEYS[1]  dlq             STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving          HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  dead_letter_id  id      the dead letter
--- ARGV[2]  target          str     its destination, '' = remove the mark, because the target
+-- ARGV[2]  target          str     its destination, or '' to remove the mark after the target has
 --                                  rejected the message
 --
--- Returns  OK    marked, by this call or an earlier one
+-- Returns  OK    the dead letter is marked, by this call or an earlier one
 --                [2] destination
 --                [3] milliseconds since it was marked
 -- Returns  GONE  the dead letter does not exist, because it was already replayed or purged
 --
--- Cost     O(log n) plus the size of a body; n = dead letters
+-- Cost     O(log n) plus the size of a body, where n is the number of dead letters
 -- Repeat   idempotent: the second call returns the first mark
 -- @include _clock
 -- @include _numbers

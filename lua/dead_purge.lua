@@ -1,30 +1,32 @@
 -- dead_purge: dead -> gone
 --
--- Delete the dead letters in `ids` and, with `before`, the oldest dead letters before that ID. The
--- script deletes them one by one with XDEL. No script trims a dead-letter stream with XTRIM,
--- because some servers cannot load a snapshot of a stream that both commands have changed.
+-- Delete the dead letters whose IDs are in `ids`. If `before` is set, also delete the oldest dead
+-- letters before that ID. The script deletes them one by one with XDEL. No script trims a
+-- dead-letter stream with XTRIM, because some servers cannot load a snapshot of a stream that both
+-- commands have changed.
 --
 -- If a deleted dead letter was moving to another slot, the script deletes its mark too. This makes
--- it the last call of a move (see `dead_mark`).
+-- it the last call of a move (see `dead_deliver`).
 --
 -- KEYS[1]  dlq      STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving   HASH    streaming:mq:moving:{T:p:i}
 -- KEYS[3]  trim     HASH    streaming:mq:trim:{T:p:i}
 --
--- ARGV[1]  before   id      delete dead letters before this ID, '' = only those in `ids`
--- ARGV[2]  count    int     delete at most this many of the dead letters before `before`
--- ARGV[3]  archive  flag    1 = keep dead letters that are not archived
+-- ARGV[1]  before   id      delete the dead letters before this ID, or '' to delete only those in
+--                           `ids`
+-- ARGV[2]  count    int     maximum number of dead letters before `before` to delete
+-- ARGV[3]  archive  flag    1 to keep dead letters that are not archived
 -- ARGV[4..] ids     list    dead letters to delete
 --
--- Returns  OK  deleted
+-- Returns  OK  the dead letters were deleted
 --              [2] number of dead letters deleted
---              [3] 1 = there may be more dead letters before `before`
---              [4] number of `ids` that are kept because they are not archived
+--              [3] 1 if there may be more dead letters before `before`
+--              [4] number of dead letters in `ids` that were kept because they are not archived
 --
--- Cost     O((count + i) x log n), and reads at most 512 KiB of bodies plus four more bodies; i =
---          `ids`, n = dead letters
+-- Cost     O((count + i) x log n), where i is the number of IDs in `ids` and n the number of dead
+--          letters. The script reads at most 512 KiB of bodies plus four more
 -- Repeat   safe: a second call ignores `ids` that are already deleted, and deletes the next dead
---          letters before `before`. Works when memory is full
+--          letters before `before`. The script works when memory is full
 -- @include _byte_limit
 -- @include _ids
 -- @include _ranges

@@ -4,30 +4,31 @@
 -- where every group receives it. The script writes the message and deletes the dead letter in one
 -- step, so a dead letter cannot be replayed twice.
 --
--- The new entry has no fields that only describe the failure, such as its reason, place and time.
--- It keeps the others (payload, key, headers, originalId, counters), with the changes that the
--- caller passes.
+-- The script does not copy the fields that only describe the failure, such as its reason, place and
+-- time. It copies all other fields (such as `payload`, `key`, `headers`, `originalId` and the
+-- counters) with the changes that the caller passes.
 --
 -- KEYS[1]  dlq             STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  target          STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 -- KEYS[3]  moving          HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  dead_letter_id  id      the dead letter
--- ARGV[2]  group           str     group of the target retry stream, '' = the target is the
---                                  partition
--- ARGV[3..] changed        list    names and values of the changed fields: retryCount 0, crashCount
---                                  0, replayCount + 1
+-- ARGV[2]  group           str     group to whose retry stream the message is written, or '' to
+--                                  write it to the partition
+-- ARGV[3..] changed        list    names and values of the changed fields. The caller sets
+--                                  `retryCount` and `crashCount` to 0 and increases `replayCount`
+--                                  by 1
 --
--- Returns  OK        replayed
+-- Returns  OK        the dead letter was replayed
 --                    [2] ID of the new entry
 -- Returns  GONE      the dead letter does not exist, because it was already replayed or purged
 -- Returns  MISMATCH  the dead letter belongs to another group
 --                    [2] that group
 -- Returns  MOVING    the dead letter is moving to another slot
 --                    [2] its destination
--- Returns  NOGROUP   the group does not exist on the retry stream; nothing was written
+-- Returns  NOGROUP   the group does not exist on the retry stream, so nothing was written
 --
--- Cost     O(log n) plus the size of a body; n = dead letters
+-- Cost     O(log n) plus the size of a body, where n is the number of dead letters
 -- Repeat   idempotent: the second call returns GONE
 -- @include _groups
 -- @include _fields

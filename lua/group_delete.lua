@@ -1,13 +1,15 @@
 -- group_delete: present -> absent, for a group on a partition
 --
 -- Remove a group from a partition with all its state: its position, pending entries, retry stream,
--- waiting retries, counters, fence, lease and history of owners. Its dead letters stay. Because the
--- fence is gone afterwards, Redis rejects every later call of the owner's worker.
+-- waiting retries, counters, fence, lease and history of owners. Only its dead letters are kept.
+-- After this call, the fence no longer exists, so Redis rejects every later call of the owner's
+-- worker.
 --
 -- A group with more than `at_once` pending entries is removed in several calls, because XGROUP
 -- DESTROY would free all entries in one command, during which the server serves no other client.
--- Each call forgets the oldest pending entries and returns MORE. Until the last call, the deleting
--- client holds the lease, which keeps other owners away.
+-- Each of these calls removes the oldest pending entries from the group and returns MORE. Until the
+-- last call, the client that deletes the group holds the lease, so that no other owner can acquire
+-- the assignment.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry     STREAM  stream:topic:{T:p:i}:retry:G
@@ -20,7 +22,7 @@
 -- KEYS[9]  epochs    LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  force     flag    1 = remove the group even if it is owned or has unsettled entries
+-- ARGV[2]  force     flag    1 to remove the group even if it is owned or has unsettled entries
 -- ARGV[3]  token     token   token of the deleting client, which holds the lease until the group is
 --                            removed
 -- ARGV[4]  ttl_ms    int     lifetime of the lease, from this call
@@ -29,20 +31,20 @@
 -- ARGV[6]  part      int     number of pending entries that one call forgets, if there are more
 --                            than `at_once`
 --
--- Returns  OK         removed, or there was nothing to remove
--- Returns  MORE       some pending entries were forgotten: call again
--- Returns  OWNED      the lease is valid, and `force` is not set
+-- Returns  OK         the group was removed, or there was nothing to remove
+-- Returns  MORE       some pending entries were forgotten; call the script again
+-- Returns  OWNED      an owner holds a valid lease, and `force` is not set
 --                     [2] owner
 --                     [3] epoch
 -- Returns  UNSETTLED  the group has unsettled entries, and `force` is not set
---                     [2] pending entries
---                     [3] waiting retries
---                     [4] 1 = the retry stream contains unread entries
+--                     [2] number of pending entries
+--                     [3] number of waiting retries
+--                     [4] 1 if the retry stream contains unread entries
 --
--- Cost     O(n); n = pending entries, at most `at_once`
+-- Cost     O(n), where n is the number of pending entries, which is at most `at_once`
 -- Repeat   safe, but a late copy removes a group that was created again in the meantime. If the
---          caller stops after MORE, the group stays without the forgotten entries. Works when
---          memory is full
+--          caller stops after MORE, the group stays without the forgotten entries. The script works
+--          when memory is full
 -- @include _clock
 -- @include _groups
 -- @include _ids

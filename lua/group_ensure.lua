@@ -4,25 +4,25 @@
 -- starts at `start`.
 --
 -- A group that existed before can be lost, for example when another client destroys it or deletes
--- its stream. Such a group starts at its floor: the oldest message that it had not finished when
--- the partition was last trimmed. It may therefore receive finished messages again, but does not
--- skip an unfinished one. Redis stores the last entry that a group has read, so the position is the
--- ID before the floor.
+-- its stream. The script then creates the group at its floor, which is the oldest message that the
+-- group had not finished when the partition was last trimmed. The group may therefore receive
+-- finished messages again, but does not skip an unfinished one. Because Redis stores the last entry
+-- that a group has read, the script sets the position to the ID before the floor.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry   STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[3]  trim    HASH    streaming:mq:trim:{T:p:i}
 --
 -- ARGV[1]  group   str     consumer group
--- ARGV[2]  start   str     where a new group starts: 0 = at the first retained message, $ = after
---                          the last one
+-- ARGV[2]  start   str     where a new group starts: 0 for the first retained message, or $ to
+--                          start after the last one
 --
 -- Returns  OK       the group exists on the partition; if it was missing on the retry stream, it
 --                   was created there
--- Returns  CREATED  created on the partition
+-- Returns  CREATED  the group was created on the partition
 --                   [2] ID after which it starts
 --
--- Cost     O(g); g = groups of the partition
+-- Cost     O(g), where g is the number of groups of the partition
 -- Repeat   idempotent: the second call returns OK. If the group exists, the script writes nothing,
 --          so it works when memory is full
 -- @include _groups

@@ -1,14 +1,15 @@
 -- group_reset: one position -> another, for a group on a partition
 --
--- Move a group to another position on a partition. The script forgets the pending entries of the
--- group. Those after the new position are unread again, and those before it count as finished.
+-- Move a group to another position on a partition. The script removes the pending entries from the
+-- group: entries after the new position are unread again, and entries before it count as finished.
 -- Crash counts restart at 0. If the group has an owner and `force` is set, the owner loses the
 -- assignment in the same step, so Redis rejects every later write of its worker.
 --
 -- A group with more than `at_once` pending entries is reset in several calls, because XGROUP
 -- DESTROY would free all entries in one command, during which the server serves no other client.
--- The first call sets the position, and each call forgets some pending entries and returns MORE.
--- Until the last call, the resetting client holds the lease, which keeps other owners away.
+-- The first call sets the position. Each call then removes some pending entries from the group and
+-- returns MORE. Until the last call, the client that resets the group holds the lease, so that no
+-- other owner can acquire the assignment.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G
@@ -21,12 +22,12 @@
 -- KEYS[9]  epochs    LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  after     id      the group continues after this ID, '' = after the last ID that the
---                            stream has issued
--- ARGV[3]  drop      flag    1 = remove the retries of the group too, both waiting retries and
---                            entries of its retry stream
--- ARGV[4]  force     flag    1 = reset the group even if it is owned
--- ARGV[5]  keeper    str     an owner that keeps the assignment even with `force`
+-- ARGV[2]  after     id      the group continues after this ID, or '' to continue after the last ID
+--                            that the stream has issued
+-- ARGV[3]  drop      flag    1 to remove the group's retries too, both waiting retries and entries
+--                            of its retry stream
+-- ARGV[4]  force     flag    1 to reset the group even if it is owned
+-- ARGV[5]  keeper    str     name of an owner that keeps the assignment even if `force` is set
 -- ARGV[6]  token     token   token of the resetting client, which holds the lease until the reset
 --                            is complete
 -- ARGV[7]  ttl_ms    int     lifetime of the lease, from this call
@@ -34,25 +35,27 @@
 -- ARGV[9]  part      int     number of pending entries that one call forgets, if there are more
 --                            than `at_once`
 --
--- Returns  OK       reset
+-- Returns  OK       the group was reset
 --                   [2] previous position
 --                   [3] new position
 --                   [4] number of pending entries forgotten
 --                   [5] number of waiting retries dropped
---                   [6] upper bound of the entries dropped from the retry stream
--- Returns  MORE     the position is set, and some pending entries were forgotten: call again
+--                   [6] upper bound for the number of entries dropped from the retry stream
+-- Returns  MORE     the position is set, and some pending entries were forgotten; call the script
+--                   again
 --                   [2] previous position
 --                   [3] new position
 --                   [4] number of pending entries forgotten
--- Returns  OWNED    the lease is valid, and `force` is not set or does not apply to this owner
+-- Returns  OWNED    an owner holds a valid lease, and `force` is not set or does not apply to this
+--                   owner
 --                   [2] owner
 --                   [3] epoch
 -- Returns  NOGROUP  the group does not exist on the partition
 --
--- Cost     O(n); n = pending entries, at most `at_once`
+-- Cost     O(n), where n is the number of pending entries, which is at most `at_once`
 -- Repeat   safe, but a late copy sets the position again. If the caller stops after MORE, the group
 --          continues from its new position, and may handle pending entries again that were not
---          forgotten. Works when memory is full
+--          forgotten. The script works when memory is full
 -- @include _clock
 -- @include _groups
 -- @include _ids

@@ -15,16 +15,18 @@
 -- ARGV[2]  group        str     consumer group
 -- ARGV[3]  after_main   id      ID of the last entry delivered from the partition stream
 -- ARGV[4]  after_retry  id      ID of the last entry delivered from the retry stream
--- ARGV[5..] places      list    delivered entries that are not settled
+-- ARGV[5..] places      list    places of the delivered entries that are not settled
 --
 -- Returns  OK      the group exists
---                  [2] ID after which it continues in the partition stream, '' if it existed there
---                  [3] the same for the retry stream
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+--                  [2] ID after which it continues in the partition stream, or '' if the group
+--                  still existed there
+--                  [3] the same ID for the retry stream
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
--- Cost     O(g + e x log n); g = groups, e = places, n = pending entries
+-- Cost     O(g + e x log n), where g is the number of groups, e the number of entries in `places`,
+--          and n the number of pending entries
 -- Repeat   idempotent: the second call returns OK with ''
 -- @include _fence
 -- @include _groups

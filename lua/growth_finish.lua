@@ -7,11 +7,11 @@
 --
 -- ARGV[1]  token  token  token of the growth
 --
--- Returns  OK    deleted
+-- Returns  OK    the record was deleted
 -- Returns  GONE  no growth with this token is in progress
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns GONE. Works when memory is full
+-- Repeat   idempotent: the second call returns GONE. The script works when memory is full
 
 local meta = KEYS[1]
 local token = ARGV[1]

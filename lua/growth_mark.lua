@@ -3,14 +3,15 @@
 -- Store the barriers of a growth: the last ID of each old partition. A group may read the new
 -- partitions when it has settled all entries of the old partitions up to these barriers. The caller
 -- reads the IDs after producers were switched, so no entry after a barrier was routed by the old
--- count. Barriers that are already stored stay, so all callers use the same ones.
+-- count. If barriers are already stored, the script keeps them, so that all callers use the same
+-- ones.
 --
 -- KEYS[1]  meta      HASH   streaming:mq:topic:{T}:meta
 --
 -- ARGV[1]  token     token  token of the growth
 -- ARGV[2]  barriers  str    last ID of each old partition, in their order, separated by spaces
 --
--- Returns  OK    stored, by this call or an earlier one
+-- Returns  OK    the barriers are stored, by this call or an earlier one
 --                [2] the stored barriers
 -- Returns  GONE  no growth with this token is in progress, or producers are not switched yet
 --

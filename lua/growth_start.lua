@@ -1,20 +1,20 @@
 -- growth_start: fixed partition count -> growing
 --
--- Record that a topic will get more partitions. Nothing changes for producers or groups yet. With
--- the same token, the growth then acquires the new partitions for each group, and holds these
--- leases until the group may read them.
+-- Record that a topic will get more partitions. Nothing changes for producers or groups yet. The
+-- caller then uses the same token to acquire the new partitions for each group, and holds these
+-- leases until the group may read the partitions.
 --
 -- KEYS[1]  meta   HASH   streaming:mq:topic:{T}:meta
 --
 -- ARGV[1]  seen   int    partition count that the caller saw
 -- ARGV[2]  to     int    target partition count
--- ARGV[3]  token  token  token of the growth: new and random
+-- ARGV[3]  token  token  token of the growth, which is a new random value
 --
--- Returns  OK       started, or a growth to the same count is in progress
---                   [2] its token
+-- Returns  OK       the growth has started, or a growth to the same count was already in progress
+--                   [2] token of the growth
 --                   [3] previous partition count
---                   [4] phase: started, switched or marked
---                   [5] barriers, '' before they are marked
+--                   [4] phase of the growth: started, switched or marked
+--                   [5] barriers, or '' before they are marked
 -- Returns  OTHER    the topic is growing to another count
 --                   [2] that count
 -- Returns  CHANGED  the partition count has changed since the caller saw it
@@ -22,8 +22,8 @@
 -- Returns  MISSING  the topic does not exist
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns the same growth. A copy that runs after the growth
---          returns CHANGED
+-- Repeat   idempotent: the second call returns the same growth. A copy that Redis executes after
+--          the growth is finished returns CHANGED
 -- @include _clock
 
 local meta = KEYS[1]

@@ -10,11 +10,11 @@
 -- ARGV[1]  token       token  token of the growth
 -- ARGV[2..] streams    list   names of the new partition streams
 --
--- Returns  OK    switched, by this call or an earlier one
+-- Returns  OK    producers are switched, by this call or an earlier one
 -- Returns  GONE  no growth with this token is in progress
 --
--- Cost     O(p); p = new partitions
--- Repeat   safe: the second call writes the same
+-- Cost     O(p), where p is the number of new partitions
+-- Repeat   safe: the second call writes the same values
 -- @include _lists
 
 local meta, partitions = KEYS[1], KEYS[2]

@@ -1,19 +1,21 @@
 -- lease_acquire: free -> held (epoch + 1 or later)
 --
 -- Acquire the lease of an assignment. The caller passes the epoch that it saw when it decided to
--- acquire. If Redis executes a copy of this call minutes later, another owner may have acquired the
--- assignment in the meantime. The epoch is then a later one, so the copy changes nothing.
+-- acquire the lease. This makes a late copy of the call harmless: if another owner has acquired the
+-- assignment in the meantime, the epoch has increased, so the copy changes nothing.
 --
 -- If the fence still contains a token, the last owner did not release the assignment. The new owner
--- inherits its pending entries and runs them in quarantine. The script uses the mark in the fence,
--- which lists the entries that the last owner was about to run, to find a message that takes down
--- hosts:
+-- inherits its pending entries and runs them in quarantine. One of these entries may be a message
+-- that takes down its host. To find it, the script uses the mark in the fence, which lists the
+-- entries that the last owner was about to run:
 --
--- - The entries of the mark become accused, which means that each entry will run alone.
--- - An entry that is alone in the mark, and was accused or charged before, has run alone. If it is
---   still pending, the script charges it.
--- - The first charge of an accused entry counts three crashes, one for each host that was lost
---   while the entry was pending, while it ran in a round, and while it ran alone.
+-- - The entries of the mark become accused, which means that the new owner will run each of them
+--   alone.
+-- - If the mark contains a single entry that was accused or charged before, that entry was running
+--   alone when the host was lost. If it is still pending, the script charges it.
+-- - The first charge of an accused entry counts three crashes, because three hosts were lost: the
+--   first while the entry was pending, the second while it ran in a round with other entries, and
+--   the third while it ran alone.
 --
 -- The script takes the lease and charges in one step, so a repeated call cannot charge an entry
 -- again.
@@ -25,33 +27,33 @@
 -- KEYS[5]  retry       STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[6]  epochs      LIST    streaming:mq:epochs:{T:p:i}:G
 --
--- ARGV[1]  token       token   token of the new owner: new and random, reused only to repeat the
---                              same call
--- ARGV[2]  seen_epoch  int     epoch that the caller saw, 0 = none
+-- ARGV[1]  token       token   token of the new owner, which is a new random value. It is used
+--                              again only to repeat this call
+-- ARGV[2]  seen_epoch  int     epoch that the caller saw, or 0 for none
 -- ARGV[3]  ttl_ms      int     lifetime of the lease
 -- ARGV[4]  owner       str     instance ID of the new owner
 -- ARGV[5]  group       str     consumer group
--- ARGV[6]  dead_token  str     token of an earlier owner whose lease counts as free, because its
+-- ARGV[6]  dead_token  str     token of an earlier owner whose lease can be taken over, because its
 --                              processes are all proven dead, or because it was silent for longer
---                              than the lifetime of a lease; '' = none
+--                              than the lifetime of a lease, or '' for none
 --
--- Returns  OK     acquired
+-- Returns  OK     the lease was acquired
 --                 [2] epoch
---                 [3] 1 = the last owner did not release the assignment
---                 [4] charged place, or ''
+--                 [3] 1 if the last owner did not release the assignment
+--                 [4] place of the entry that was charged, or ''
 -- Returns  MINE   this token already holds the lease
 --                 [2] epoch
---                 [3] 1 = in quarantine
--- Returns  HELD   another lease is valid
+--                 [3] 1 if the assignment is in quarantine
+-- Returns  HELD   another holder has a valid lease
 --                 [2] milliseconds until it expires
 --                 [3] epoch
 --                 [4] owner
 -- Returns  MOVED  another owner has acquired the assignment since the caller read the epoch
 --                 [2] epoch
 --
--- Cost     O(log n); n = pending entries
+-- Cost     O(log n), where n is the number of pending entries
 -- Repeat   safe, even late: the second call returns MINE, HELD or MOVED, and never acquires the
---          lease again. Works when memory is full
+--          lease again. The script works when memory is full
 -- @include _clock
 -- @include _numbers
 -- @include _lists

@@ -1,7 +1,7 @@
 -- lease_refence: held -> held (epoch + 1 or later), for the successor of an exited worker
 --
 -- Replace the token of a worker process that has exited by the token of its successor. From then
--- on, Redis rejects the old worker's packets if they arrive late. In the same step, the script
+-- on, Redis rejects commands of the old worker that arrive late. In the same step, the script
 -- acknowledges the entries that the worker had finished, and charges the entry that it was running.
 -- If these were three separate calls, a lost reply could charge the entry twice, and a crash
 -- between the calls could leave it uncharged.
@@ -16,20 +16,21 @@
 -- ARGV[2]  new       token   token of its successor
 -- ARGV[3]  ttl_ms    int     lifetime of the lease, from this call
 -- ARGV[4]  group     str     consumer group
--- ARGV[5]  charged   str     place that the worker was running, or '' to charge none
+-- ARGV[5]  charged   str     place of the entry that the worker was running, or '' to charge none
 -- ARGV[6]  context   bytes   description of the crash, stored with the charge
--- ARGV[7..] done     list    places that the worker had finished
+-- ARGV[7..] done     list    places of the entries that the worker had finished
 --
--- Returns  OK      replaced, by this call or an earlier copy
+-- Returns  OK      the token was replaced, by this call or an earlier copy
 --                  [2] epoch
---                  [3] total number of crashes of the charged place
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+--                  [3] total number of crashes of the charged entry
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
--- Cost     O(d + log n); d = places in `done`, n = pending entries
+-- Cost     O(d + log n), where d is the number of places in `done` and n the number of pending
+--          entries
 -- Repeat   idempotent: the second call finds the new token, and neither changes nor charges
---          anything. Works when memory is full
+--          anything. The script works when memory is full
 -- @include _clock
 -- @include _fence
 -- @include _numbers

@@ -1,8 +1,8 @@
 -- lease_release: held -> free
 --
--- Release an assignment whose owner has left it in order. The next owner does not run its pending
--- entries in quarantine, and no entry is charged. The epoch stays in the fence, so the next owner
--- gets a greater one.
+-- Release an assignment that its owner gives up in an orderly way. The next owner therefore does
+-- not run the pending entries in quarantine, and no entry is charged with a crash. The epoch stays
+-- in the fence, so that the next owner gets a greater one.
 --
 -- The caller must not use the token again once it has sent this call. Otherwise, a late copy of the
 -- call would release an assignment that is in use.
@@ -12,15 +12,16 @@
 -- KEYS[3]  epochs  LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  token   token   token of the owner
--- ARGV[2]  reason  str     reason of the release, for the history of owners; '' = unknown
+-- ARGV[2]  reason  str     reason of the release, which is stored in the history of owners, or ''
+--                          if unknown
 --
--- Returns  OK      released
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+-- Returns  OK      the assignment was released
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns FENCED. Works when memory is full
+-- Repeat   idempotent: the second call returns FENCED. The script works when memory is full
 -- @include _clock
 -- @include _fence
 -- @include _owner_changes

@@ -1,7 +1,7 @@
 -- lease_renew: held -> held
 --
--- Extend the lease of an assignment. The token in the fence determines the owner, and not the
--- lease. If the lease has expired but the fence still contains the token, no other instance has
+-- Extend the lease of an assignment. The owner is determined by the token in the fence, and not by
+-- the lease. If the lease has expired but the fence still contains the token, no other instance has
 -- acquired the assignment, so the script sets the lease again under the same epoch. As a result, an
 -- owner keeps its assignment even if the server pauses for longer than the lease lasts.
 --
@@ -11,17 +11,17 @@
 -- ARGV[1]  token   token   token of the owner
 -- ARGV[2]  ttl_ms  int     lifetime of the lease, from this call
 --
--- Returns  OK      renewed
--- Returns  LATE    the lease had expired, and is set again
--- Returns  LOST    the fence contains this token, but the lease contains another one; this must
+-- Returns  OK      the lease was renewed
+-- Returns  LATE    the lease had expired and was set again
+-- Returns  LOST    the fence contains this token, but the lease contains another one, which must
 --                  never happen
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
 -- Cost     O(1)
--- Repeat   safe: a late copy can only extend a lease whose token is still in the fence. Works when
---          memory is full
+-- Repeat   safe: a late copy can only extend a lease whose token is still in the fence. The script
+--          works when memory is full
 -- @include _fence
 
 local fence, lease = KEYS[1], KEYS[2]

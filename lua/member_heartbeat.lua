@@ -4,35 +4,39 @@
 -- directives. The script rejects the heartbeat if another run of the daemon uses the same instance
 -- ID and is still alive.
 --
--- The script also removes instances that have disappeared. It removes an instance only if the
--- caller has received no heartbeat from it for some time (`silent`), and its last heartbeat is more
--- than 20 times `stale_ms` ago. The time of the last heartbeat is not enough, because every
--- instance would seem to be silent after the clock jumps.
+-- The script also removes instances that have disappeared. For this, an instance must meet two
+-- conditions: the caller has listed it in `silent`, because it has seen no heartbeat of the
+-- instance for some time, and the last heartbeat is older than 20 times `stale_ms`. The age of the
+-- heartbeat alone is not enough, because every instance would seem to be silent after a jump of the
+-- clock.
 --
--- KEYS[1]  members    ZSET   streaming:mq:members:{F}    score = time of the last heartbeat, unix
---                                                        ms
--- KEYS[2]  info       HASH   streaming:mq:info:{F}       instance ID -> JSON with the nonce of its
---                                                        run
--- KEYS[3]  control    HASH   streaming:mq:control:{F}    directive -> JSON, only read
+-- KEYS[1]  members    ZSET   streaming:mq:members:{F}    sorted by the time of the last heartbeat
+-- KEYS[2]  info       HASH   streaming:mq:info:{F}       JSON with the nonce of the run, by
+--                            instance ID
+-- KEYS[3]  control    HASH   streaming:mq:control:{F}    JSON of each directive, by name; the
+--                            script only reads it
 --
 -- ARGV[1]  id         str    instance ID
 -- ARGV[2]  nonce      token  random value, a new one for each run of the instance
--- ARGV[3]  described  str    description of the instance, JSON: nonce, host, pid, weight, offers …
--- ARGV[4]  stale_ms   int    age from which a heartbeat does not count
--- ARGV[5..] silent    list   IDs of instances that sent no heartbeat while the caller watched
+-- ARGV[3]  described  str    description of the instance as JSON, with fields such as `nonce`,
+--                            `host`, `pid` and `weight`
+-- ARGV[4]  stale_ms   int    age from which a heartbeat no longer counts
+-- ARGV[5..] silent    list   IDs of instances whose heartbeat the caller has not seen while it
+--                            watched the fleet
 --
--- Returns  OK         recorded
---                     [2] server time, unix ms
---                     [3] members, for each: ID, time of the last heartbeat in unix ms, JSON
+-- Returns  OK         the heartbeat was recorded
+--                     [2] server time in Unix milliseconds
+--                     [3] members, each with its ID, the time of its last heartbeat in Unix
+--                     milliseconds, and its JSON
 --                     [4] directives and their JSON, alternating
--- Returns  DUPLICATE  another run sends heartbeats under this ID; nothing was written
---                     [2] time of its last heartbeat, unix ms
---                     [3] its JSON
+-- Returns  DUPLICATE  another run sends heartbeats under this ID, so nothing was written
+--                     [2] time of its last heartbeat in Unix milliseconds
+--                     [3] JSON description of that run
 --
--- Cost     O(n + m + s); n = members, m = directives (`control_change` limits them), s = silent
---          instances
+-- Cost     O(n + m + s), where n is the number of members, m the number of directives, which
+--          `control_change` limits, and s the number of silent instances
 -- Repeat   safe, but a late copy from an instance that has left adds the instance again, until it
---          is removed for its silence. Works when memory is full
+--          is removed because it is silent. The script works when memory is full
 -- @include _clock
 
 local members, info, control = KEYS[1], KEYS[2], KEYS[3]

@@ -1,8 +1,8 @@
 -- member_leave: present -> absent
 --
 -- Remove an instance from its fleet if its entry belongs to the given run. An instance calls this
--- when it leaves. Its successor calls it too, with the nonce of a predecessor that is proven dead
--- because its lock is free.
+-- when it leaves. The next run of the instance calls it too, with the nonce of the previous run, if
+-- that run is proven dead because its lock is free.
 --
 -- KEYS[1]  members  ZSET   streaming:mq:members:{F}
 -- KEYS[2]  info     HASH   streaming:mq:info:{F}
@@ -10,12 +10,12 @@
 -- ARGV[1]  id       str    instance ID
 -- ARGV[2]  nonce    token  nonce of the run that leaves
 --
--- Returns  OK     removed
+-- Returns  OK     the instance was removed
 -- Returns  GONE   the instance is not a member
--- Returns  OTHER  the entry belongs to another run; nothing was removed
+-- Returns  OTHER  the entry belongs to another run, so nothing was removed
 --
--- Cost     O(log n); n = members
--- Repeat   idempotent: the second call returns GONE. Works when memory is full
+-- Cost     O(log n), where n is the number of members
+-- Repeat   idempotent: the second call returns GONE. The script works when memory is full
 
 local members, info = KEYS[1], KEYS[2]
 local id, nonce = ARGV[1], ARGV[2]

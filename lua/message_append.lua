@@ -6,21 +6,22 @@
 -- topic that was deleted.
 --
 -- KEYS[1]  stream      STREAM  stream:topic:{T:p:i}
--- KEYS[2]? meta        HASH    streaming:mq:topic:{T}:meta    not on a cluster, where it is in
---                                                             another slot
+-- KEYS[2]? meta        HASH    streaming:mq:topic:{T}:meta    not on a cluster, where the key is in
+--                              another slot
 --
 -- ARGV[1]  partitions  int     partition count by which the messages were routed
--- ARGV[2]  alone       flag    1 = each message consists of its payload only
--- ARGV[3..] messages   list    with `alone`, the payloads; otherwise, for each message the number
---                              of its names and values, and then the names and values
+-- ARGV[2]  alone       flag    1 if each message consists of its payload only
+-- ARGV[3..] messages   list    the payloads if `alone` is set. Otherwise, for each message, the
+--                              number of its names and values, followed by these names and values
 --
--- Returns  OK     written
---                 [2..] IDs of the entries; if the server rejected a message, a single list of the
---                 IDs before it and its error, and no later message was written
--- Returns  MOVED  the topic has a different partition count, or does not exist
---                 [2] current count, or ''
+-- Returns  OK     the messages were written
+--                 [2..] IDs of the entries. If the server rejected a message, this is a single list
+--                 instead, which contains the IDs of the entries before it and then the error. No
+--                 later message was written in that case
+-- Returns  MOVED  the topic now has a different partition count, or does not exist
+--                 [2] current partition count, or '' if the topic does not exist
 --
--- Cost     O(m) plus the size of the bodies; m = messages
+-- Cost     O(m) plus the size of the bodies, where m is the number of messages
 -- Repeat   not idempotent: a second call writes the messages again
 -- @include _routed
 -- @include _write

@@ -1,13 +1,13 @@
 -- message_fetch: unread -> in-flight, while the server's memory is full
 --
--- Read retries and new entries for the owner while the server's memory is full. Usually, a
--- transaction under WATCH of the fence reads them, because it is faster. However, most servers
--- reject every command of a transaction while their memory is full. Because entries can be trimmed
--- only after they were read, workers must be able to read even then.
+-- Read retries and new entries for the owner while the server's memory is full. Usually, the owner
+-- watches the fence with WATCH and reads in a transaction, which is faster. Most servers, however,
+-- reject every command of a transaction while their memory is full. Workers must be able to read
+-- even then, because an entry can be trimmed only after it was read.
 --
--- The script compares the session of the owner's connection. Without this comparison, a late copy
--- of the call from an abandoned connection would make entries pending that no worker looks for. A
--- missing group raises NOGROUP, as a read does.
+-- The script rejects the call if the session is not that of the owner's current connection.
+-- Otherwise, a late copy of the call from an abandoned connection could make entries pending that
+-- no worker looks for. If the group does not exist, the script raises NOGROUP, as a read would.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
@@ -16,19 +16,20 @@
 -- ARGV[1]  token    token   token of the owner
 -- ARGV[2]  session  token   session that `message_recover` opened for this connection
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  count    int     read at most this many entries from each stream
+-- ARGV[4]  count    int     maximum number of entries to read from each stream
 --
--- Returns  OK       read
---                   [2] entries of the retry stream, for each: ID, fields
---                   [3] the same for the partition stream
--- Returns  SESSION  a newer connection of the owner has opened a session
--- Returns  FENCED   another owner holds the assignment, or none does
---                   [2] epoch in the fence
---                   [3] owner in the fence, or ''
+-- Returns  OK       the entries were read
+--                   [2] entries of the retry stream, each with its ID and fields
+--                   [3] entries of the partition stream, in the same form
+-- Returns  SESSION  the owner has opened a session on a newer connection
+-- Returns  FENCED   the caller does not own the assignment, which has another owner or none
+--                   [2] epoch that the fence contains
+--                   [3] owner that the fence names, or '' if there is none
 --
 -- Cost     O(count) plus the size of the bodies
 -- Repeat   not idempotent: a second call reads the next entries. After a lost reply,
---          `message_recover` lists the entries that the first call read. Works when memory is full
+--          `message_recover` lists the entries that the first call read. The script works when
+--          memory is full
 -- @include _fence
 -- @include _groups
 

@@ -7,18 +7,19 @@
 --
 -- KEYS[1]  stream  STREAM  any stream of a partition
 --
--- ARGV[1]  field   str     name of the field: originalId or sendId
+-- ARGV[1]  field   str     name of the field, `originalId` or `sendId`
 -- ARGV[2]  value   str     value of the field to find
 -- ARGV[3]  from    id      first entry to examine
--- ARGV[4]  count   int     examine at most this many entries, rounded up to a multiple of eight
+-- ARGV[4]  count   int     maximum number of entries to examine, rounded up to a multiple of eight
 --
--- Returns  OK  examined
---              [2] matching entries, for each: ID, fields without payload, headers and traceback
---              [3] next entry to examine, '' if all entries were examined
+-- Returns  OK  the entries were examined
+--              [2] matching entries, each with its ID and with its fields except payload, headers
+--              and traceback
+--              [3] ID of the next entry to examine, or '' if all entries were examined
 --
--- Cost     O(log n + count), and reads at most 512 KiB of bodies plus eight more bodies; n =
---          entries
--- Repeat   safe: read-only
+-- Cost     O(log n + count), where n is the number of entries. The script reads at most 512 KiB of
+--          bodies plus eight more
+-- Repeat   safe, because the script only reads
 -- @include _byte_limit
 -- @include _ids
 

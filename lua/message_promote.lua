@@ -1,28 +1,29 @@
 -- message_promote: waiting, due -> ready
 --
 -- Move due items to a stream: the waiting retries of a group to its retry stream, or the delayed
--- sends of a partition to that partition. The script does not check a fence. Each move is atomic
--- and idempotent, so any process may call it, repeatedly or at the same time as others.
+-- sends of a partition to that partition. The script needs no fence, because each move is atomic
+-- and idempotent. Any process may therefore call it, even repeatedly or at the same time as other
+-- processes.
 --
--- An unusable item must not block the items after it. If an item has too many fields for one write,
--- the script moves only the fields that streamqd knows. If an item cannot be read, the script
--- postpones it and keeps it.
+-- An item that cannot be moved as it is must not block the items after it. If an item has too many
+-- fields for one write, the script therefore moves only the fields that streamqd knows. If it
+-- cannot read an item, it keeps the item and postpones it.
 --
 -- KEYS[1]  delayed  ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or streaming:mq:delayed:item:{T:p:i}
 -- KEYS[3]  target   STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 --
--- ARGV[1]  count    int     move at most this many
+-- ARGV[1]  count    int     maximum number of items to move
 --
--- Returns  OK  moved
+-- Returns  OK  the items were moved
 --              [2] number of items moved
---              [3] members without an item, which were removed
---              [4] next due time, unix ms, or ''
---              [5] members with an unreadable item, which were postponed by a minute
---              [6] 1 = more items are due
+--              [3] members of `delayed` that had no item and were removed
+--              [4] next due time in Unix milliseconds, or ''
+--              [5] members of `delayed` whose item cannot be read, which were postponed by a minute
+--              [6] 1 if more items are due
 --
--- Cost     O(count x log n), and reads at most 512 KiB of bodies plus one more body; n = waiting
---          items
+-- Cost     O(count x log n), where n is the number of waiting items. The script reads at most 512
+--          KiB of bodies plus one more
 -- Repeat   safe: a second call moves the next due items
 -- @include _clock
 -- @include _byte_limit

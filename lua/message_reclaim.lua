@@ -4,18 +4,18 @@
 -- call examines one page of the other clients' entries, and returns the start of the next page.
 --
 -- - The script examines every entry of a page, idle or not. If it asked the server for idle entries
---   only, the server would search through all others in one command.
--- - It never examines the owner's own consumer. A slow entry of the owner is idle too, but it is
---   still running.
--- - It acknowledges and counts an idle entry without a body.
--- - It treats an entry without a consumer as idle. XNACK of Redis 8.8 leaves such entries, with the
---   consumer name '' and an idle time of -1. They are missing from the server's list of consumers.
---   If the group has more pending entries than its consumers together, the script therefore
---   searches all pending entries for them.
--- - It compares the session of the owner's connection. Without this comparison, a late copy of the
---   call from an abandoned connection could take over entries after the worker has listed its
---   pending entries, and no worker would handle them.
--- - A missing group raises NOGROUP, as a read does.
+--   only, a single command would have to search through all others.
+-- - It never examines the owner's own consumer, because an entry that the owner is still running
+--   counts as idle too if it is slow.
+-- - If an idle entry no longer has a body, the script acknowledges it and counts it as missing.
+-- - It treats an entry without a consumer as idle. XNACK of Redis 8.8 leaves such entries, with an
+--   empty consumer name and an idle time of -1. They are missing from the server's list of
+--   consumers. If the group has more pending entries than its consumers together, the script
+--   therefore searches all pending entries for them.
+-- - It rejects the call if the session is not that of the owner's current connection. Otherwise, a
+--   late copy of the call from an abandoned connection could take over entries after the worker has
+--   listed its pending entries, and no worker would handle them.
+-- - If the group does not exist, the script raises NOGROUP, as a read would.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
@@ -24,24 +24,27 @@
 -- ARGV[2]  session  token   session that `message_recover` opened for this connection
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     minimum time since the entry was last delivered
--- ARGV[5]  count    int     take over at most this many entries, or fewer if they are large
--- ARGV[6]  at_name  bytes   consumer at which the page starts, '' = entries without a consumer
--- ARGV[7]  after    bytes   start after this entry of that consumer, '' = start at the first entry
---                           of the first consumer
+-- ARGV[5]  count    int     maximum number of entries to take over. If the entries are large, the
+--                           script takes over fewer
+-- ARGV[6]  at_name  bytes   consumer at which the page starts, or '' for the entries without a
+--                           consumer
+-- ARGV[7]  after    bytes   entry of that consumer after which the page starts, or '' to start at
+--                           the first entry of the first consumer
 --
--- Returns  OK       taken over
---                   [2] entries, for each: ID, fields
---                   [3] number of missing entries acknowledged
---                   [4] start of the next page: name and ID, or an empty list at the end
--- Returns  SESSION  a newer connection of the owner has opened a session
--- Returns  FENCED   another owner holds the assignment, or none does
---                   [2] epoch in the fence
---                   [3] owner in the fence, or ''
+-- Returns  OK       the entries were taken over
+--                   [2] entries, each with its ID and fields
+--                   [3] number of missing entries that were acknowledged
+--                   [4] start of the next page, as the name of a consumer and an ID, or an empty
+--                   list at the end
+-- Returns  SESSION  the owner has opened a session on a newer connection
+-- Returns  FENCED   the caller does not own the assignment, which has another owner or none
+--                   [2] epoch that the fence contains
+--                   [3] owner that the fence names, or '' if there is none
 --
--- Cost     O(c + (count + 512) x log n), and reads at most 512 KiB of bodies plus one more body; n
---          = pending entries, c = consumers
--- Repeat   safe: after a lost reply, `message_recover` lists the entries that were taken over.
---          Works when memory is full
+-- Cost     O(c + (count + 512) x log n), where n is the number of pending entries and c the number
+--          of consumers. The script reads at most 512 KiB of bodies plus one more
+-- Repeat   safe: after a lost reply, `message_recover` lists the entries that were taken over. The
+--          script works when memory is full
 -- @include _byte_limit
 -- @include _fence
 -- @include _groups

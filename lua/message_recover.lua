@@ -3,12 +3,13 @@
 -- List the pending entries of the owner, oldest first, with their bodies and counters. A worker
 -- does this when it starts and when it reconnects.
 --
--- With the first page, the script also opens a session by writing its name to the fence. A fetch
--- that an earlier connection has sent may arrive late. If it arrives before this write, its entries
--- are in the list. If it arrives later, Redis rejects it. The worker therefore misses no entry.
+-- With the first page, the script also opens a session by writing its name to the fence. This
+-- matters if a fetch that was sent on an earlier connection arrives late. If it arrives before the
+-- session is written, its entries are part of the list, and if it arrives later, Redis rejects it.
+-- In both cases, the worker misses no entry.
 --
--- For a missing entry, whose body was trimmed or deleted, the script returns no fields. A missing
--- group raises NOGROUP, as a read does.
+-- If an entry is missing, because its body was trimmed or deleted, the script returns it without
+-- fields. If the group does not exist, the script raises NOGROUP, as a read would.
 --
 -- KEYS[1]  fence        HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
@@ -16,34 +17,36 @@
 -- KEYS[4]  attempts     HASH    streaming:mq:attempts:{T:p:i}:G
 --
 -- ARGV[1]  token        token   token of the owner
--- ARGV[2]  session      token   new and random, one for each connection
+-- ARGV[2]  session      token   name of the session, which is a new random value for each
+--                               connection
 -- ARGV[3]  group        str     consumer group
--- ARGV[4]  open         flag    1 = this is the first page: write the session
--- ARGV[5]  after_main   id      list the entries of the partition stream after this ID, '' = from
---                               the first one
--- ARGV[6]  after_retry  id      the same for the retry stream
--- ARGV[7]  count        int     list at most this many entries of each stream
+-- ARGV[4]  open         flag    1 for the first page, so that the script writes the session
+-- ARGV[5]  after_main   id      list the entries of the partition stream after this ID, or '' to
+--                               start at the first one
+-- ARGV[6]  after_retry  id      the same ID for the retry stream
+-- ARGV[7]  count        int     maximum number of entries to list for each stream
 --
--- Returns  OK      listed
---                  [2] 1 = the assignment is in quarantine
+-- Returns  OK      the entries are listed
+--                  [2] 1 if the assignment is in quarantine
 --                  [3] last ID delivered to the group from the partition stream
---                  [4] the same for the retry stream
---                  [5] entries of the partition stream, for each: ID, fields or nil, crashes,
---                  failures, crash context, milliseconds until its next run in place is due; a
---                  number that cannot be read is -1
---                  [6] the same for the retry stream
---                  [7] 1 = there may be more in the partition stream
---                  [8] the same for the retry stream
---                  [9] entries (`m:ID` or `r:ID`) that were running when a host was lost, separated
---                  by spaces, '' = none
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+--                  [4] last ID delivered to the group from the retry stream
+--                  [5] entries of the partition stream, each with its ID, its fields or nil, the
+--                  number of crashes, the number of failures, the context of the last crash, and
+--                  the milliseconds until its next run in place is due. A number that cannot be
+--                  read is returned as -1
+--                  [6] entries of the retry stream, in the same form
+--                  [7] 1 if there may be more entries in the partition stream
+--                  [8] 1 if there may be more entries in the retry stream
+--                  [9] places (`m:ID` or `r:ID`) of the entries that were running when a host was
+--                  lost, separated by spaces, or '' if there are none
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
--- Cost     O(count x log n), and reads at most 1 MiB of bodies plus two more bodies; n = pending
---          entries
--- Repeat   idempotent: the second call returns the same list and keeps the session. Works when
---          memory is full
+-- Cost     O(count x log n), where n is the number of pending entries. The script reads at most 1
+--          MiB of bodies plus two more
+-- Repeat   idempotent: the second call returns the same list and keeps the session. The script
+--          works when memory is full
 -- @include _clock
 -- @include _byte_limit
 -- @include _fence

@@ -4,29 +4,30 @@
 -- adds the field `sentAt` with the time of the server's clock, because the ID of the later entry
 -- shows only when the message was due.
 --
--- KEYS[1]  scheduled   ZSET    streaming:mq:delayed:{T:p:i}         score = due time, unix ms
--- KEYS[2]  items       HASH    streaming:mq:delayed:item:{T:p:i}    send ID -> packed fields
--- KEYS[3]? meta        HASH    streaming:mq:topic:{T}:meta          not on a cluster, where it is
---                                                                   in another slot
+-- KEYS[1]  scheduled   ZSET    streaming:mq:delayed:{T:p:i}         sorted by due time
+-- KEYS[2]  items       HASH    streaming:mq:delayed:item:{T:p:i}    packed fields, by send ID
+-- KEYS[3]? meta        HASH    streaming:mq:topic:{T}:meta          not on a cluster, where the key
+--                              is in another slot
 -- KEYS[4]? dedup       STRING  streaming:mq:dedup:{T:p:i}:<id>      only with a deduplication ID
 --
 -- ARGV[1]  partitions  int     partition count by which the message was routed
--- ARGV[2]  delay_ms    int     delay from this call, used if `at_ms` is -1
--- ARGV[3]  at_ms       int     due time, unix ms; a message with a past time is due immediately; -1
---                              = use `delay_ms`
--- ARGV[4]  send_id     str     new and random, reused only to repeat the same call
+-- ARGV[2]  delay_ms    int     delay from this call, which is used if `at_ms` is -1
+-- ARGV[3]  at_ms       int     due time in Unix milliseconds, or -1 to use `delay_ms`. If the time
+--                              has passed, the message is due immediately
+-- ARGV[4]  send_id     str     ID of the delayed send, which is a new random value. It is used
+--                              again only to repeat this call
 -- ARGV[5]  window_ms   int     how long the deduplication ID is remembered
 -- ARGV[6..] fields     list    names and values of the message
 --
--- Returns  OK         stored, by this call or an earlier copy
---                     [2] due time, unix ms
+-- Returns  OK         the message is stored, by this call or an earlier copy
+--                     [2] due time in Unix milliseconds
 -- Returns  DUPLICATE  an earlier call has used this deduplication ID
 --                     [2] send ID or entry ID of the message that it wrote
--- Returns  MOVED      the topic has a different partition count, or does not exist
---                     [2] current count, or ''
+-- Returns  MOVED      the topic now has a different partition count, or does not exist
+--                     [2] current partition count, or '' if the topic does not exist
 --
--- Cost     O(log n) plus the size of the body; n = delayed sends
--- Repeat   idempotent until the message is due. After that, only with a deduplication ID
+-- Cost     O(log n) plus the size of the body, where n is the number of delayed sends
+-- Repeat   idempotent until the message is due, and afterwards only with a deduplication ID
 -- @include _clock
 -- @include _routed
 -- @include _fields

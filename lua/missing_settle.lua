@@ -5,23 +5,25 @@
 -- comes back.
 --
 -- Call this script only for a topic that is allowed to drop unsettled entries. In any other topic,
--- an entry is missing because another client has trimmed the stream. The owner may then still have
--- its body, and settles the entry itself.
+-- an entry is missing because another client has trimmed the stream. The owner may still have the
+-- body of such an entry, and settles the entry itself.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
 -- KEYS[3]  trim      HASH    streaming:mq:trim:{T:p:i}    counts the dropped entries
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  count     int     settle at most this many entries
+-- ARGV[2]  count     int     maximum number of entries to settle
 --
--- Returns  OK       settled
---                   [2] number of entries settled; if it is smaller than `count`, there are no more
+-- Returns  OK       the entries were settled
+--                   [2] number of entries settled. If it is smaller than `count`, no more entries
+--                   are missing
 -- Returns  NOGROUP  the group does not exist on the partition
 --
--- Cost     O(g + count x log n); g = groups, n = pending entries
--- Repeat   safe: a second call settles the next entries. Works when memory is full, except that the
---          entries may then not be counted
+-- Cost     O(g + count x log n), where g is the number of groups and n the number of pending
+--          entries
+-- Repeat   safe: a second call settles the next entries. The script works when memory is full, but
+--          may then not count the entries
 -- @include _groups
 -- @include _lists
 -- @include _places

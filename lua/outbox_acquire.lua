@@ -1,28 +1,30 @@
 -- outbox_acquire: free -> held (epoch + 1 or later)
 --
 -- Give the lease of an outbox to one relay. Every call sets a new epoch, even if the relay already
--- holds the outbox. A relay depends on this after a lost reply: it acquires its outbox again and
--- fences the partitions with the new epoch, so Redis rejects a late copy of the earlier call.
+-- holds the outbox. A relay depends on this when a reply is lost. It then acquires its outbox again
+-- and fences the partitions with the new epoch, so that Redis rejects a late copy of the call whose
+-- reply was lost.
 --
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
 --
--- ARGV[1]  token   token   token of the relay: host, process and a random part
+-- ARGV[1]  token   token   token of the relay, which consists of its host, its process and a random
+--                          part
 -- ARGV[2]  ttl_ms  int     lifetime of the lease, from this call
 -- ARGV[3]  owner   str     host and process of the relay, for operators
--- ARGV[4]  above   int     the new epoch is greater than this number, 0 = no condition
--- ARGV[5]  dead    str     token of a relay whose process has exited, whose lease counts as free;
---                          '' = none
+-- ARGV[4]  above   int     the new epoch is greater than this number, or 0 for no condition
+-- ARGV[5]  dead    str     token of a relay whose process has exited, so that its lease can be
+--                          taken over, or '' for none
 --
--- Returns  OK    acquired
+-- Returns  OK    the lease was acquired
 --                [2] epoch
--- Returns  HELD  another lease is valid
---                [2] its token
---                [3] milliseconds until it expires
---                [4] its owner
+-- Returns  HELD  another relay holds a valid lease
+--                [2] token of that relay
+--                [3] milliseconds until the lease expires
+--                [4] owner that the lease names
 --
 -- Cost     O(1)
--- Repeat   safe: a second call sets another epoch. Works when memory is full
+-- Repeat   safe: a second call sets another epoch. The script works when memory is full
 -- @include _clock
 -- @include _numbers
 

@@ -9,22 +9,22 @@
 -- read them. The relay must therefore not publish rows that it read before the fence.
 --
 -- KEYS[1]  record      HASH  streaming:mq:outbox:{T:p:i}:N
--- KEYS[2]? meta        HASH  streaming:mq:topic:{T}:meta    not on a cluster, where it is in
---                                                           another slot
+-- KEYS[2]? meta        HASH  streaming:mq:topic:{T}:meta    not on a cluster, where the key is in
+--                            another slot
 --
 -- ARGV[1]  epoch       int   epoch of the relay
 -- ARGV[2]  partitions  int   partition count of the topic that the relay uses
 --
--- Returns  OK      fenced
---                  [2] rows of the last batch, each 32 hex digits of the uid and 16 of the ID,
---                  without separators
+-- Returns  OK      the partition is fenced
+--                  [2] rows of the last batch. Each row is written as 32 hex digits of its uid and
+--                  16 hex digits of its ID, without separators
 -- Returns  FENCED  a later relay has fenced the partition
---                  [2] its epoch
--- Returns  MOVED   the topic has a different partition count, or does not exist
---                  [2] current count, or ''
+--                  [2] epoch of that relay
+-- Returns  MOVED   the topic now has a different partition count, or does not exist
+--                  [2] current partition count, or '' if the topic does not exist
 --
--- Cost     O(b); b = rows of a batch
--- Repeat   idempotent: the second call returns the same
+-- Cost     O(b), where b is the number of rows of a batch
+-- Repeat   idempotent: the second call returns the same rows
 -- @include _numbers
 -- @include _routed
 

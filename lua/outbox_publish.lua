@@ -1,15 +1,16 @@
 -- outbox_publish: a row of a database -> ready, or delayed for every group
 --
--- Write rows of an outbox to one partition, in order and each row once. In the same step, the
--- script replaces the record of the partition by these rows, and it skips rows that the record
--- already contains, because an earlier call has written them. After a lost reply, the relay can
--- therefore send the same rows again. It sends the next rows of the partition only after it has
--- deleted these from its table, so the record needs to contain only the last batch.
+-- Write rows of an outbox to one partition, in order and each row once. For this purpose, the
+-- partition has a record of the rows that were written last. The script skips the rows that this
+-- record contains, because an earlier call has written them, and in the same step replaces the
+-- record with the rows of this call. After a lost reply, the relay can therefore send the same rows
+-- again. The record needs to contain only the last batch, because the relay sends the next rows of
+-- a partition only after it has deleted the previous ones from its table.
 --
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  record       HASH    streaming:mq:outbox:{T:p:i}:N
--- KEYS[3]? meta         HASH    streaming:mq:topic:{T}:meta          not on a cluster, where it is
---                                                                    in another slot
+-- KEYS[3]? meta         HASH    streaming:mq:topic:{T}:meta          not on a cluster, where the
+--                               key is in another slot
 -- KEYS[4]? scheduled    ZSET    streaming:mq:delayed:{T:p:i}         only with rows that have a due
 --                                                                    time
 -- KEYS[5]? items        HASH    streaming:mq:delayed:item:{T:p:i}    only with rows that have a due
@@ -17,28 +18,28 @@
 --
 -- ARGV[1]  epoch        int     epoch of the relay
 -- ARGV[2]  partitions   int     partition count by which the rows were routed
--- ARGV[3]  max_backlog  int     write no row if the backlog has this size, -1 = no limit
--- ARGV[4..] rows        list    for each row: 32 hex digits of its uid and 16 of its ID, its due
---                               time in unix ms or '', the number of its names and values, and then
---                               the names and values
+-- ARGV[3]  max_backlog  int     backlog from which no row is written, or -1 for no limit
+-- ARGV[4..] rows        list    for each row: 32 hex digits of its uid and 16 hex digits of its ID,
+--                               its due time in Unix milliseconds or '', the number of its names
+--                               and values, and then these names and values
 --
--- Returns  OK        written
---                    [2] number of leading rows that are in the topic
+-- Returns  OK        the rows were written
+--                    [2] number of rows, counted from the first one, that are now in the topic
 --                    [3] number of rows that this call wrote
---                    [4] reason why the next row was not written: its error, or the backlog if the
---                    limit left no room; '' = all rows are written
--- Returns  FULL      the backlog has reached the limit; nothing was written
+--                    [4] reason why the next row was not written, which is its error or, if the
+--                    limit left no room, the backlog. '' if all rows are written
+-- Returns  FULL      the backlog has reached the limit, so nothing was written
 --                    [2] backlog
 -- Returns  FENCED    a later relay has fenced the partition
---                    [2] its epoch
+--                    [2] epoch of that relay
 -- Returns  UNFENCED  this epoch has not fenced the partition, or the record was deleted
--- Returns  MOVED     the topic has a different partition count, or does not exist
---                    [2] current count, or ''
+-- Returns  MOVED     the topic now has a different partition count, or does not exist
+--                    [2] current partition count, or '' if the topic does not exist
 --
--- Cost     O(r) plus the size of the bodies; r = rows. With a limit, also the cost that
---          `message_publish` describes
--- Repeat   idempotent until the next batch of the partition is written. Works when memory is full
---          if all rows are in the record
+-- Cost     O(r) plus the size of the bodies, where r is the number of rows. With a limit, the cost
+--          that `message_publish` describes is added
+-- Repeat   idempotent until the next batch of the partition is written. The script works when
+--          memory is full if all rows are in the record
 -- @include _clock
 -- @include _numbers
 -- @include _routed

@@ -1,20 +1,19 @@
 -- outbox_release: held -> free
 --
--- Release the lease of an outbox when its relay stops. The epoch and the figures of the outbox
--- stay.
+-- Release the lease of an outbox when its relay stops. The outbox keeps its epoch and its figures.
 --
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
 --
 -- ARGV[1]  token   token   token of the relay
 --
--- Returns  OK      released
--- Returns  FENCED  the relay does not hold the outbox, or no longer
+-- Returns  OK      the lease was released
+-- Returns  FENCED  the relay does not hold the outbox, or no longer holds it
 --                  [2] epoch of the outbox
---                  [3] its owner, or ''
+--                  [3] owner of the outbox, or '' if there is none
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns FENCED. Works when memory is full
+-- Repeat   idempotent: the second call returns FENCED. The script works when memory is full
 -- @include _fence
 
 local outbox, lease, token = KEYS[1], KEYS[2], ARGV[1]

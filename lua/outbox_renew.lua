@@ -1,24 +1,25 @@
 -- outbox_renew: held -> held
 --
--- Extend the lease of a relay, and publish its figures. The token in the outbox's hash determines
--- the holder, and not the lease. If the lease has expired but no other relay has acquired the
--- outbox, the script sets the lease again under the same epoch.
+-- Extend the lease of a relay, and publish its figures. The holder is determined by the token in
+-- the outbox's hash, and not by the lease. If the lease has expired but no other relay has acquired
+-- the outbox, the script sets the lease again under the same epoch.
 --
 -- KEYS[1]  outbox    HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease     STRING  streaming:mq:outbox:{N}:lease
 --
 -- ARGV[1]  token     token   token of the relay
 -- ARGV[2]  ttl_ms    int     lifetime of the lease, from this call
--- ARGV[3..] figures  list    names and values; the script adds `at`, the current time
+-- ARGV[3..] figures  list    names and values of the figures. The script adds the current time as
+--                            `at`
 --
--- Returns  OK      renewed
--- Returns  FENCED  another relay holds the outbox, or none does
+-- Returns  OK      the lease was renewed
+-- Returns  FENCED  another relay holds the outbox, or no relay does
 --                  [2] epoch of the outbox
---                  [3] its owner, or ''
+--                  [3] owner of the outbox, or '' if there is none
 --
--- Cost     O(f); f = figures
--- Repeat   safe: a late copy can only extend the lease of the relay that holds the outbox. Works
---          when memory is full
+-- Cost     O(f), where f is the number of figures
+-- Repeat   safe: a late copy can only extend the lease of the relay that holds the outbox. The
+--          script works when memory is full
 -- @include _clock
 -- @include _fence
 -- @include _lists

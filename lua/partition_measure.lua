@@ -1,29 +1,32 @@
 -- partition_measure: read-only
 --
--- Return the figures of one partition, for metrics and status. The script examines the entries
--- inside the server, so no body is transferred to the client.
+-- Return the figures that metrics and status show for one partition. The script examines the
+-- entries inside the server, so no body is transferred to the client.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[3]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}
 -- KEYS[4]  trim       HASH    streaming:mq:trim:{T:p:i}
 --
--- Returns  OK  measured
---              [2] length
+-- Returns  OK  the partition was measured
+--              [2] length of the stream
 --              [3] number of entries ever added
 --              [4] ID of the first entry, or ''
 --              [5] last ID that the stream has issued, or ''
---              [6] dead letters of all groups
---              [7] delayed sends
+--              [6] number of dead letters of all groups
+--              [7] number of delayed sends
 --              [8] first ID that trimming kept, or ''
---              [9] due time of the first delayed send, unix ms, or ''
---              [10] for each position of a Spark query: group, unread entries or '' if the server
---              does not know them, milliseconds since its last report
---              [11] 1 = the server counts entries ever added, 0 = `[3]` is calculated from
---              trimming, and leaves out entries that other clients removed
+--              [9] due time of the first delayed send in Unix milliseconds, or ''
+--              [10] for each Spark query that publishes its position: its group, the number of
+--              unread entries or '' if the server does not know it, and the milliseconds since its
+--              last report
+--              [11] 1 if the server counts the entries that were ever added. Otherwise 0: the
+--              script then calculates `[3]` from the record of trimming, which leaves out entries
+--              that other clients removed
 --
--- Cost     O(log n + g) plus the size of two bodies; n = delayed sends, g = groups
--- Repeat   safe: read-only
+-- Cost     O(log n + g) plus the size of two bodies, where n is the number of delayed sends and g
+--          the number of groups
+-- Repeat   safe, because the script only reads
 -- @include _clock
 -- @include _groups
 -- @include _numbers

@@ -11,21 +11,23 @@
 -- KEYS[5]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}
 --
 -- ARGV[1]  group      str     consumer group
--- ARGV[2]  limit      int     count at most this many unread entries of each stream
+-- ARGV[2]  limit      int     maximum number of unread entries to count in each stream
 --
--- Returns  OK       counted
+-- Returns  OK       the messages were counted
 --                   [2] length of the partition stream
---                   [3] unread entries, -1 = more than `limit` or more than one call can count
---                   [4] pending entries
---                   [5] waiting retries
---                   [6] unread entries of the retry stream, -1 as in `[3]`
---                   [7] pending entries of the retry stream
---                   [8] dead letters of all groups
---                   [9] delayed sends
+--                   [3] number of unread entries of the partition stream, or -1 if there are more
+--                   than `limit` or more than one call can count
+--                   [4] number of pending entries of the partition stream
+--                   [5] number of waiting retries
+--                   [6] number of unread entries of the retry stream, or -1 as for `[3]`
+--                   [7] number of pending entries of the retry stream
+--                   [8] number of dead letters of all groups
+--                   [9] number of delayed sends
 -- Returns  NOGROUP  the group does not exist on one of the two streams
 --
--- Cost     O(limit x log n), and reads at most 1 MiB of bodies plus eight more bodies; n = entries
--- Repeat   safe: read-only
+-- Cost     O(limit x log n), where n is the number of entries. The script reads at most 1 MiB of
+--          bodies plus eight more
+-- Repeat   safe, because the script only reads
 -- @include _groups
 -- @include _byte_limit
 -- @include _ids

@@ -5,19 +5,19 @@
 --
 -- KEYS[1]  lease   STRING  streaming:mq:pipeline:{T}:N
 --
--- ARGV[1]  token   token   token of the run: host, process and a random part, so that an operator
---                          can find the run
+-- ARGV[1]  token   token   token of the run, which consists of its host, its process and a random
+--                          part, so that an operator can find the run
 -- ARGV[2]  ttl_ms  int     lifetime of the lease, from this call
--- ARGV[3]  dead    str     token of a run whose process has exited, whose lease counts as free; ''
---                          = none
+-- ARGV[3]  dead    str     token of a run whose process has exited, so that its lease can be taken
+--                          over, or '' for none
 --
--- Returns  OK    acquired
+-- Returns  OK    the lease was acquired
 -- Returns  HELD  another run holds the lease
---                [2] its token
+--                [2] token of that run
 --                [3] milliseconds until the lease expires
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call extends the lease. Works when memory is full
+-- Repeat   idempotent: the second call extends the lease. The script works when memory is full
 
 local lease = KEYS[1]
 local token, ttl_ms, dead = ARGV[1], ARGV[2], ARGV[3]

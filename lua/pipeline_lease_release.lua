@@ -6,11 +6,11 @@
 --
 -- ARGV[1]  token  token   token of the run
 --
--- Returns  OK    released
+-- Returns  OK    the lease was released
 -- Returns  LOST  the lease has expired, or another run holds it
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns LOST. Works when memory is full
+-- Repeat   idempotent: the second call returns LOST. The script works when memory is full
 
 local lease, token = KEYS[1], ARGV[1]
 

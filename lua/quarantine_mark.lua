@@ -4,8 +4,9 @@
 -- the next owner finds this mark and knows which entries were running. In the same step, the script
 -- acknowledges the entries of the previous round. A call without places ends the quarantine.
 --
--- The script compares the session of the owner's connection. Without this comparison, a late copy
--- of the call from an abandoned connection would record entries that are not running.
+-- The script rejects the call if the session is not that of the owner's current connection.
+-- Otherwise, a late copy of the call from an abandoned connection could record entries that are not
+-- running.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
@@ -14,19 +15,20 @@
 -- ARGV[1]  token    token   token of the owner
 -- ARGV[2]  session  token   session that `message_recover` opened for this connection
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  places   str     entries that are about to run, separated by spaces, '' = the quarantine
---                           is over
--- ARGV[5..] acked   list    entries that have finished; charged ones are acknowledged with
---                           `settle_ack` instead
+-- ARGV[4]  places   str     places of the entries that are about to run, separated by spaces, or ''
+--                           to end the quarantine
+-- ARGV[5..] acked   list    places of the entries that have finished. Charged entries are
+--                           acknowledged with `settle_ack` instead
 --
--- Returns  OK       recorded, or the quarantine is over
--- Returns  SESSION  a newer connection of the owner has opened a session
--- Returns  FENCED   another owner holds the assignment, or none does
---                   [2] epoch in the fence
---                   [3] owner in the fence, or ''
+-- Returns  OK       the entries are recorded, or the quarantine is over
+-- Returns  SESSION  the owner has opened a session on a newer connection
+-- Returns  FENCED   the caller does not own the assignment, which has another owner or none
+--                   [2] epoch that the fence contains
+--                   [3] owner that the fence names, or '' if there is none
 --
--- Cost     O(a); a = places in `acked`
--- Repeat   idempotent: the second call records the same entries. Works when memory is full
+-- Cost     O(a), where a is the number of places in `acked`
+-- Repeat   idempotent: the second call records the same entries. The script works when memory is
+--          full
 -- @include _fence
 -- @include _lists
 -- @include _places

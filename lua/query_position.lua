@@ -1,28 +1,28 @@
 -- query_position: one position -> another, of a Spark query on a partition
 --
--- Publish how far a Spark query has read a partition, in the form of a group. No client reads with
--- this group, but every Redis tool can show its position and lag. The group has one consumer, whose
--- idle time is the time since the query last reported. Spark itself continues from its own
--- checkpoint, and never from this position.
+-- Publish how far a Spark query has read a partition. The script stores this as the position of a
+-- consumer group. No client reads with this group, but every Redis tool can show its position and
+-- lag. The group has one consumer, whose idle time is the time since the query last reported. Spark
+-- itself continues from its own checkpoint, and never from this position.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}
 --
--- ARGV[1]  group   str     spark:NAME
--- ARGV[2]  after   id      the last entry that the query has read; it has read all earlier ones too
--- ARGV[3]  read    int     number of entries read, counted from the first one ever added, -1 =
---                          unknown
--- ARGV[4]  hold    flag    1 = entries that the query has not read stay, even beyond the limits of
+-- ARGV[1]  group   str     name of the group, which is spark:NAME
+-- ARGV[2]  after   id      the last entry that the query has read. It has read all earlier ones too
+-- ARGV[3]  read    int     number of entries read, counted from the first one ever added, or -1 if
+--                          it is unknown
+-- ARGV[4]  hold    flag    1 to keep entries that the query has not read, even beyond the limits of
 --                          retention
 --
--- Returns  OK       recorded
---                   [2] the recorded position, at most the last ID of the stream
--- Returns  MISSING  the stream does not exist; it is not created, because its topic may just have
---                   been deleted
+-- Returns  OK       the position was recorded
+--                   [2] the recorded position, which is never beyond the last ID of the stream
+-- Returns  MISSING  the stream does not exist. The script does not create it, because its topic may
+--                   just have been deleted
 --
--- Cost     O(g); g = groups of the partition
--- Repeat   safe, but a late copy shows an earlier position until the next call. Works when memory
---          is full
+-- Cost     O(g), where g is the number of groups of the partition
+-- Repeat   safe, but a late copy shows an earlier position until the next call. The script works
+--          when memory is full
 -- @include _groups
 -- @include _ids
 

@@ -1,27 +1,28 @@
 -- retention_measure: read-only
 --
--- Return the memory use of a partition and the position of each group, which show which entries
--- stay and why.
+-- Return the memory use of a partition and the position of each group. These figures show which
+-- entries trimming keeps, and why.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}    the record of trimming
 --
--- Returns  OK  measured
---              [2] length
---              [3] approximate memory use in bytes, '' without permission for MEMORY
+-- Returns  OK  the partition was measured
+--              [2] length of the stream
+--              [3] approximate memory use in bytes, or '' without permission for MEMORY
 --              [4] ID of the first entry, or ''
 --              [5] last ID that the stream has issued, or ''
 --              [6] ID of the last archived entry, or ''
 --              [7] `shrink_from` of the record, or ''
---              [8] for each group: name, pending entries, first entry that it keeps or '', unread
---              entries or '' if the server does not know them, milliseconds since one of its
---              consumers was last seen or '', number of unread entries ever dropped, number of
---              pending entries ever dropped
+--              [8] for each group: its name, number of pending entries, first entry that it keeps
+--              or '', number of unread entries or '' if the server does not know it, milliseconds
+--              since one of its consumers was last seen or '', number of unread entries ever
+--              dropped, and number of pending entries ever dropped
 --              [9] first entry that is not archived, or ''
 --
--- Cost     O(g x (c + log n)), the size of g + 3 bodies, and measuring 1,000 nodes; g = groups, c =
---          consumers of a group, n = pending entries
--- Repeat   safe: read-only
+-- Cost     O(g x (c + log n)), plus the size of g + 3 bodies and the time to measure 1,000 nodes,
+--          where g is the number of groups, c the number of consumers of a group, and n the number
+--          of pending entries
+-- Repeat   safe, because the script only reads
 -- @include _groups
 -- @include _ids
 -- @include _numbers

@@ -1,30 +1,31 @@
 -- retry_cancel: waiting -> dead, or waiting -> nothing
 --
 -- Cancel waiting retries before they are due. Each retry becomes a dead letter, which consists of
--- its body and the fields that describe the failure. With `drop`, the script removes them without
--- writing a dead letter. Delayed sends can only be canceled with `drop`.
+-- its body and the fields that describe the failure. If `drop` is set, the script removes the
+-- retries without writing dead letters. Delayed sends can only be canceled with `drop`.
 --
 -- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G, or
 --                            streaming:mq:delayed:item:{T:p:i}
 -- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  drop      flag    1 = write no dead letters
--- ARGV[2..] entries  list    for each entry: place, field_count, and that many names and values to
---                            change
+-- ARGV[1]  drop      flag    1 to write no dead letters
+-- ARGV[2..] entries  list    for each entry: its place, and then field_count and that many names
+--                            and values to change
 --
--- Returns  OK  processed
+-- Returns  OK  the entries were processed
 --              [2] a word for each entry, from the list below
 --              [3] ID of the dead letter for each entry, or ''
 --
--- Entry    MOVED       removed, and dead-lettered unless `drop` is set
+-- Entry    MOVED       the entry was removed and, unless `drop` is set, dead-lettered
 -- Entry    GONE        the entry was not waiting, so nothing was done
--- Entry    UNREADABLE  the item cannot become a dead letter, so nothing was done; it can be removed
---                      with `drop`
+-- Entry    UNREADABLE  the item cannot become a dead letter, so nothing was done. A call with
+--                      `drop` can remove it
 --
--- Cost     O(e x (log n + size of a body)); e = entries, n = waiting retries
--- Repeat   idempotent: the second call returns GONE for each entry. With `drop`, it works when
---          memory is full
+-- Cost     O(e x (log n + b)), where e is the number of entries, n the number of waiting retries,
+--          and b the size of a body
+-- Repeat   idempotent: the second call returns GONE for each entry. With `drop`, the script works
+--          when memory is full
 -- @include _clock
 -- @include _lists
 -- @include _fields

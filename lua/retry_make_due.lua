@@ -5,13 +5,14 @@
 --
 -- KEYS[1]  delayed  ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 --
--- ARGV[1..] places  list  the retries, or the send IDs of delayed sends
+-- ARGV[1..] places  list  places of the retries, or send IDs of the delayed sends
 --
--- Returns  OK  changed
+-- Returns  OK  the due times were changed
 --              [2] number of entries that are due now
 --              [3] number of entries that were no longer waiting
 --
--- Cost     O(p x log n); p = places, n = waiting retries
+-- Cost     O(p x log n), where p is the number of entries in `places` and n the number of waiting
+--          retries
 -- Repeat   idempotent: the second call finds the entries due or gone
 -- @include _clock
 

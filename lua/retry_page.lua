@@ -7,18 +7,20 @@
 -- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G, or
 --                             streaming:mq:delayed:item:{T:p:i}
 --
--- ARGV[1]  after_due    int   due time of the last row of the previous page, unix ms; 0 = start
--- ARGV[2]  after_place  str   place of the last row of the previous page, '' = start
--- ARGV[3]  count        int   return at most this many rows
+-- ARGV[1]  after_due    int   due time of the last row of the previous page in Unix milliseconds,
+--                             or 0 to start at the beginning
+-- ARGV[2]  after_place  str   place of the last row of the previous page, or '' to start at the
+--                             beginning
+-- ARGV[3]  count        int   maximum number of rows to return
 --
--- Returns  OK  the page
---              [2] rows, for each: place, due time, payload size in bytes (-1 if the item cannot be
---              read), fields without payload and headers
---              [3] 1 = there may be more
+-- Returns  OK  the page is returned
+--              [2] rows, each with its place, its due time, the size of its payload in bytes (-1 if
+--              the item cannot be read), and its fields except payload and headers
+--              [3] 1 if there may be more rows
 --
--- Cost     O(log n + count), and reads at most 512 KiB of bodies plus one more body; n = waiting
---          retries
--- Repeat   safe: read-only
+-- Cost     O(log n + count), where n is the number of waiting retries. The script reads at most 512
+--          KiB of bodies plus one more
+-- Repeat   safe, because the script only reads
 -- @include _clock
 -- @include _byte_limit
 

@@ -4,35 +4,36 @@
 -- script changes nothing.
 --
 -- During a rollout, two releases can declare different specifications for the same schedule. The
--- declaration from the file that was read later then replaces the other one. The earlier one
--- replaces the later one only when no instance has declared the later one for `takeover_ms`, for
--- example after a rollback. A paused schedule stays paused when it is replaced.
+-- declaration from the file that was read later then replaces the other one. The earlier
+-- declaration can replace it only after no instance has declared the later one for `takeover_ms`,
+-- for example after a rollback. A paused schedule stays paused when it is replaced.
 --
--- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
---                                                                  time, unix ms
--- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
---                                                                  specification, …
+-- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    names of schedules, sorted by
+--                             due time
+-- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        specification and state of each
+--                             schedule
 --
 -- ARGV[1]  name         str   name of the schedule
 -- ARGV[2]  hash         str   hash of its specification
--- ARGV[3]  spec         str   its specification, JSON
+-- ARGV[3]  spec         str   its specification as JSON
 -- ARGV[4]  origin       str   `file` or `operator`
--- ARGV[5]  since_ms     int   time at which the file was read, or the operator edited the schedule,
---                             unix ms
+-- ARGV[5]  since_ms     int   time at which the file was read, or the operator edited the schedule
+--                             in Unix milliseconds
 -- ARGV[6]  takeover_ms  int   time after which a specification that no instance declares can be
 --                             replaced
--- ARGV[7]  next         str   its next due time, unix ms, '' = none
--- ARGV[8]  force        flag  1 = replace any existing schedule
+-- ARGV[7]  next         str   its next due time in Unix milliseconds, or '' for none
+-- ARGV[8]  force        flag  1 to replace any existing schedule
 --
--- Returns  ADDED     stored as a new schedule
--- Returns  REPLACED  replaced another or an unreadable specification
--- Returns  SAME      unchanged
--- Returns  OTHER     another specification stays
---                    [2] its hash
--- Returns  OPERATOR  the existing schedule has another origin: for a file, it was added by an
---                    operator
+-- Returns  ADDED     the schedule was stored as a new one
+-- Returns  REPLACED  the schedule replaced another or an unreadable specification
+-- Returns  SAME      the same specification was already stored, so nothing was written
+-- Returns  OTHER     another specification is stored, and was not replaced
+--                    [2] hash of that specification
+-- Returns  OPERATOR  the existing schedule has another origin. If the caller declares a schedule
+--                    from a file, an operator has added the existing one
 --
--- Cost     O(log n) plus the size of the specification; n = schedules of the partition
+-- Cost     O(log n) plus the size of the specification, where n is the number of schedules of the
+--          partition
 -- Repeat   idempotent: the second call returns SAME
 -- @include _clock
 -- @include _numbers

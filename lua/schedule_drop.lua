@@ -2,20 +2,20 @@
 --
 -- Remove a schedule with all its state.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}     name of a schedule, score = due
---                                                                 time, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         name of a schedule ->
---                                                                 specification, …
--- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    name of a schedule -> last tick,
---                                                                 counts
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}     names of schedules, sorted by due
+--                           time
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         specification and state of each
+--                           schedule
+-- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    last message and counters of each
+--                           schedule
 --
 -- ARGV[1]  name       str   name of the schedule
 --
--- Returns  OK    removed
--- Returns  GONE  the schedule does not exist
+-- Returns  OK    the schedule was removed
+-- Returns  GONE  there is no schedule with this name
 --
--- Cost     O(log n); n = schedules of the partition
--- Repeat   idempotent: the second call returns GONE. Works when memory is full
+-- Cost     O(log n), where n is the number of schedules of the partition
+-- Repeat   idempotent: the second call returns GONE. The script works when memory is full
 
 local due, schedules, last = KEYS[1], KEYS[2], KEYS[3]
 local name = ARGV[1]

@@ -6,46 +6,50 @@
 -- writes the message and the next due time in the same step. No fence is necessary: any housekeeper
 -- may try to send a tick, and only the first call succeeds.
 --
--- KEYS[1]  due         ZSET    streaming:mq:schedule:due:{T:p:i}     name of a schedule, score =
---                                                                    due time, unix ms
--- KEYS[2]  schedules   HASH    streaming:mq:schedule:{T:p:i}         name of a schedule ->
---                                                                    specification, …
--- KEYS[3]  last        HASH    streaming:mq:schedule:last:{T:p:i}    name of a schedule -> last
---                                                                    tick, counts
+-- KEYS[1]  due         ZSET    streaming:mq:schedule:due:{T:p:i}     names of schedules, sorted by
+--                              due time
+-- KEYS[2]  schedules   HASH    streaming:mq:schedule:{T:p:i}         specification and state of
+--                              each schedule
+-- KEYS[3]  last        HASH    streaming:mq:schedule:last:{T:p:i}    last message and counters of
+--                              each schedule
 -- KEYS[4]  stream      STREAM  stream:topic:{T:p:i}
--- KEYS[5]? meta        HASH    streaming:mq:topic:{T}:meta           not on a cluster, where it is
---                                                                    in another slot
+-- KEYS[5]? meta        HASH    streaming:mq:topic:{T}:meta           not on a cluster, where the
+--                              key is in another slot
 -- KEYS[6]? retry       STREAM  stream:topic:{T:p:i}:retry:G          only with a group
 -- KEYS[7]? delayed     ZSET    streaming:mq:retry:{T:p:i}:G          only with a group
 -- KEYS[8]? items       HASH    streaming:mq:retry:item:{T:p:i}:G     only with a group
 --
 -- ARGV[1]  partitions  int     partition count by which the keys of the messages were routed
 -- ARGV[2]  group       str     send no message while this group has not finished the previous
---                              message of the schedule; '' = always send
--- ARGV[3]  orphan_ms   int     do not fire a schedule that no instance has declared for this long
+--                              message of the schedule, or '' to always send
+-- ARGV[3]  orphan_ms   int     time after which a schedule does not fire if no instance has
+--                              declared it
 -- ARGV[4..] ticks      list    for each tick: name of the schedule, hash of its specification, due
 --                              time, tick or '' to send no message, next due time or '', number of
---                              ticks skipped before it, field_count, and that many names and values
+--                              ticks skipped before it, and then field_count and that many names
+--                              and values
 --
--- Returns  OK     processed
+-- Returns  OK     the ticks were processed
 --                 [2] a word for each tick, from the list below
---                 [3] server time, unix ms
--- Returns  MOVED  the topic has a different partition count, or does not exist; nothing was done
---                 [2] current count, or 0
+--                 [3] server time in Unix milliseconds
+-- Returns  MOVED  the topic now has a different partition count, or does not exist, so nothing was
+--                 done
+--                 [2] current partition count, or 0 if the topic does not exist
 --
 -- Entry    FIRED     the message was written
--- Entry    SKIPPED   advanced without a message, as the caller requested
--- Entry    SENT      advanced without a message, because this tick or a later one was sent before
--- Entry    OVERLAP   advanced without a message, because the group has not finished the previous
---                    one
--- Entry    STALE     not due at the given time, because another housekeeper was first, or because
---                    the schedule is held or gone
+-- Entry    SKIPPED   the schedule advanced without a message, as the caller requested
+-- Entry    SENT      the schedule advanced without a message, because this tick or a later one was
+--                    sent before
+-- Entry    OVERLAP   the schedule advanced without a message, because the group has not finished
+--                    the previous one
+-- Entry    STALE     the schedule is not due at the given time, because another housekeeper was
+--                    first, or because it is held or was removed
 -- Entry    CHANGED   the specification has changed
--- Entry    EARLY     not due yet by the server's clock
+-- Entry    EARLY     the schedule is not due yet by the server's clock
 -- Entry    ORPHANED  no instance has declared the schedule for `orphan_ms`
 --
--- Cost     O(t x log n) plus the size of the bodies; t = ticks, n = schedules. With a group, also
---          at most 200 reads for each tick
+-- Cost     O(t x log n) plus the size of the bodies, where t is the number of ticks and n the
+--          number of schedules. With a group, also at most 200 reads for each tick
 -- Repeat   idempotent: the second call returns STALE for each tick
 -- @include _clock
 -- @include _groups

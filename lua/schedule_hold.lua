@@ -3,20 +3,20 @@
 -- Stop a schedule, and keep its due time for later. If the schedule is already held, the script
 -- only replaces the reason.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
---                                                                time, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
---                                                                specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    names of schedules, sorted by due
+--                           time
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        specification and state of each
+--                           schedule
 --
 -- ARGV[1]  name       str   name of the schedule
--- ARGV[2]  reason     str   paused, orphaned, unreadable or moving
+-- ARGV[2]  reason     str   reason of the hold: paused, orphaned, unreadable or moving
 --
--- Returns  OK    held
---                [2] its due time, unix ms, or ''
--- Returns  GONE  the schedule does not exist
+-- Returns  OK    the schedule is held
+--                [2] its due time in Unix milliseconds, or ''
+-- Returns  GONE  there is no schedule with this name
 --
--- Cost     O(log n); n = schedules of the partition
--- Repeat   idempotent: the second call writes the same
+-- Cost     O(log n), where n is the number of schedules of the partition
+-- Repeat   idempotent: the second call writes the same values
 -- @include _clock
 -- @include _held
 

@@ -2,20 +2,21 @@
 --
 -- List the schedules of a partition that are due by the server's clock, earliest first.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
---                                                                time, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
---                                                                specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    names of schedules, sorted by due
+--                           time
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        specification and state of each
+--                           schedule
 --
--- ARGV[1]  count      int   list at most this many schedules
+-- ARGV[1]  count      int   maximum number of schedules to list
 --
--- Returns  OK  listed
---              [2] server time, unix ms
---              [3] for each schedule: name, due time, hash of its specification or ''
+-- Returns  OK  the due schedules are listed
+--              [2] server time in Unix milliseconds
+--              [3] for each schedule: its name, its due time, and the hash of its specification or
+--              ''
 --              [4] due time of the next schedule that is not due yet, or ''
 --
--- Cost     O(count + log n); n = schedules of the partition
--- Repeat   safe: read-only
+-- Cost     O(count + log n), where n is the number of schedules of the partition
+-- Repeat   safe, because the script only reads
 -- @include _clock
 
 local due, schedules = KEYS[1], KEYS[2]

@@ -3,18 +3,18 @@
 -- Make a held schedule due again at its stored due time. If that time has passed, the ticks since
 -- then count as misfires.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
---                                                                time, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
---                                                                specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    names of schedules, sorted by due
+--                           time
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        specification and state of each
+--                           schedule
 --
 -- ARGV[1]  name       str   name of the schedule
 --
--- Returns  OK    due again
---                [2] its due time, unix ms, or ''
--- Returns  GONE  the schedule is not held
+-- Returns  OK    the schedule is due again
+--                [2] its due time in Unix milliseconds, or ''
+-- Returns  GONE  there is no held schedule with this name
 --
--- Cost     O(log n); n = schedules of the partition
+-- Cost     O(log n), where n is the number of schedules of the partition
 -- Repeat   idempotent: the second call returns GONE
 -- @include _held
 

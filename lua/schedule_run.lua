@@ -1,29 +1,31 @@
 -- schedule_run: nothing -> ready, one message of a schedule on request
 --
 -- Send one message of a schedule immediately, for an operator. The due time of the schedule does
--- not change. The message has its own instant, which must be later than that of the schedule's last
--- message, so a repeated call does not send it again.
+-- not change. The caller passes the time that the headers of the message contain. This time must be
+-- later than that of the schedule's last message, so a repeated call does not send the message
+-- again.
 --
--- KEYS[1]  schedules   HASH    streaming:mq:schedule:{T:p:i}         name of a schedule ->
---                                                                    specification, …
--- KEYS[2]  last        HASH    streaming:mq:schedule:last:{T:p:i}    name of a schedule -> last
---                                                                    tick, counts
+-- KEYS[1]  schedules   HASH    streaming:mq:schedule:{T:p:i}         specification and state of
+--                              each schedule
+-- KEYS[2]  last        HASH    streaming:mq:schedule:last:{T:p:i}    last message and counters of
+--                              each schedule
 -- KEYS[3]  stream      STREAM  stream:topic:{T:p:i}
--- KEYS[4]? meta        HASH    streaming:mq:topic:{T}:meta           not on a cluster, where it is
---                                                                    in another slot
+-- KEYS[4]? meta        HASH    streaming:mq:topic:{T}:meta           not on a cluster, where the
+--                              key is in another slot
 --
 -- ARGV[1]  name        str     name of the schedule
 -- ARGV[2]  hash        str     hash of its specification
 -- ARGV[3]  partitions  int     partition count by which the key of the message was routed
--- ARGV[4]  instant     int     time in the headers of the message, unix ms
+-- ARGV[4]  instant     int     time that the headers of the message contain in Unix milliseconds
 -- ARGV[5..] fields     list    names and values of the message
 --
--- Returns  OK       written
+-- Returns  OK       the message was written
 --                   [2] ID of the entry
 -- Returns  CHANGED  the specification has changed, or the schedule does not exist
--- Returns  AGAIN    the instant is not later than that of the last message: pass a later one
--- Returns  MOVED    the topic has a different partition count, or does not exist
---                   [2] current count, or 0
+-- Returns  AGAIN    the instant is not later than that of the schedule's last message; pass a later
+--                   one
+-- Returns  MOVED    the topic now has a different partition count, or does not exist
+--                   [2] current partition count, or 0 if the topic does not exist
 --
 -- Cost     O(1) plus the size of the body
 -- Repeat   idempotent: the second call returns AGAIN

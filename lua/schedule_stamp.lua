@@ -4,23 +4,24 @@
 -- instance has declared for some time is held as an orphan. If an instance declares it again, it
 -- becomes due at its stored due time.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
---                                                                time, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
---                                                                specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    names of schedules, sorted by due
+--                           time
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        specification and state of each
+--                           schedule
 --
--- ARGV[1..] declared  list  for each schedule: name, hash of its specification
+-- ARGV[1..] declared  list  for each schedule: its name and the hash of its specification
 --
--- Returns  OK  processed
+-- Returns  OK  the declarations were processed
 --              [2] a word for each schedule, from the list below
 --
--- Entry    SAME     recorded
--- Entry    OTHER    the specification is another one, was added by an operator or cannot be read;
---                   nothing was done
--- Entry    MISSING  the schedule does not exist
+-- Entry    SAME     the declaration was recorded
+-- Entry    OTHER    the stored specification is another one, was added by an operator, or cannot be
+--                   read, so nothing was done
+-- Entry    MISSING  there is no schedule with this name
 --
--- Cost     O(d x log n); d = declared schedules, n = schedules of the partition
--- Repeat   idempotent: the second call records a later time
+-- Cost     O(d x log n), where d is the number of declared schedules and n the number of schedules
+--          of the partition
+-- Repeat   idempotent, except that the second call records a later time
 -- @include _clock
 -- @include _held
 -- @include _lists

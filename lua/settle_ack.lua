@@ -1,8 +1,8 @@
 -- settle_ack: in-flight -> settled
 --
 -- Acknowledge finished entries. The script also removes the counters of entries that were charged
--- with a crash or failed in place. The caller lists these entries first. If there are none, it need
--- not pass the key of the counters.
+-- with a crash or failed in place. The caller lists these entries first, and can omit the key of
+-- the counters if there are none.
 --
 -- KEYS[1]  fence          HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream         STREAM  stream:topic:{T:p:i}
@@ -12,17 +12,17 @@
 -- ARGV[1]  token          token   token of the owner
 -- ARGV[2]  group          str     consumer group
 -- ARGV[3]  charged_count  int     number of places that have counters
--- ARGV[4..] places        list    places to acknowledge, those with counters first
+-- ARGV[4..] places        list    places to acknowledge. Those with counters must be first
 --
--- Returns  OK      acknowledged
---                  [2] number of entries acknowledged by this call; the others were acknowledged
+-- Returns  OK      the entries are acknowledged
+--                  [2] number of entries that this call acknowledged. The others were acknowledged
 --                  before, by an earlier copy of the call or by another client
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
--- Cost     O(p); p = places
--- Repeat   idempotent: the second call acknowledges nothing. Works when memory is full
+-- Cost     O(p), where p is the number of entries in `places`
+-- Repeat   idempotent: the second call acknowledges nothing. The script works when memory is full
 -- @include _fence
 -- @include _lists
 -- @include _places

@@ -1,10 +1,10 @@
 -- settle_dead: in-flight -> dead
 --
 -- Give up entries. Each entry becomes a dead letter, which consists of its body and the fields that
--- describe the failure. The script adds `failedAt` with the time of the server's clock. It writes
--- the dead letter and acknowledges the entry in the same step, so a message is in exactly one of
--- the two places. If another client has destroyed the group, the script raises NOGROUP, and the
--- owner then restores the group with `group_restore`.
+-- describe the failure. The script adds the current time of the server's clock as the field
+-- `failedAt`. It writes the dead letter and acknowledges the entry in the same step, so a message
+-- is always either pending or a dead letter, and never both. If another client has destroyed the
+-- group, the script raises NOGROUP, and the owner then restores the group with `group_restore`.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -14,28 +14,29 @@
 --
 -- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
--- ARGV[3]  adjacent  flag    1 = no other entry lies between those of each stream, so the script
---                            reads them together
--- ARGV[4..] entries  list    first the changes that all entries share: field_count, and that many
---                            names and values; then for each entry: place, field_count, and that
---                            many names and values that change in it. If these include `payload`,
---                            they are the whole body of an entry that has lost its own
+-- ARGV[3]  adjacent  flag    1 if the entries of each stream follow each other without a gap, so
+--                            that the script can read them together
+-- ARGV[4..] entries  list    first the changes that all entries share, as field_count and that many
+--                            names and values. Then, for each entry, its place and its own changes
+--                            in the same form. If the own changes of an entry include `payload`,
+--                            they are its whole body, because the entry has lost its body
 --
--- Returns  OK      processed
+-- Returns  OK      the entries were processed
 --                  [2] a word for each entry, from the list below
 --                  [3] ID of the dead letter for each entry, or ''
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
--- Entry    MOVED    dead-lettered
+-- Entry    MOVED    the entry was dead-lettered
 -- Entry    GONE     the entry is not pending, because it was already settled or was passed twice in
---                   this call; nothing was done
--- Entry    MISSING  the entry is pending, but its body is trimmed, deleted or too wide; nothing was
---                   done. Repeat the call with all fields or, beyond 7,000 names and values, with
---                   the important ones
+--                   this call, so nothing was done
+-- Entry    MISSING  the entry is pending, but its body is trimmed, deleted or too wide, so nothing
+--                   was done. Repeat the call with all fields of the entry or, if these have more
+--                   than 7,000 names and values, with the important ones
 --
--- Cost     O(e x (log n + size of a body)); e = entries, n = pending entries
+-- Cost     O(e x (log n + b)), where e is the number of entries, n the number of pending entries,
+--          and b the size of a body
 -- Repeat   idempotent: the second call returns GONE for each entry
 -- @include _clock
 -- @include _fence

@@ -1,10 +1,10 @@
 -- settle_note: in-flight -> in-flight
 --
 -- Record the failures of entries that stay with their owner for another run, and the time at which
--- that run is due. If the owner is lost, the next one continues to count from there, and waits for
--- the rest of the delay. The count is the total number of failures. The script writes a count only
--- if it is greater than the stored one, and a due time only together with its count, so a repeated
--- or late call changes nothing.
+-- that run is due. If the owner is lost, the next owner continues to count from there, and waits
+-- for the rest of the delay. The caller passes the total number of failures, and the script writes
+-- it only if it is greater than the stored one, together with the due time. A repeated or late call
+-- therefore changes nothing.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -13,15 +13,16 @@
 --
 -- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
--- ARGV[3..] notes    list    for each entry: place, total failures, delay_ms until the next run
+-- ARGV[3..] notes    list    for each entry: its place, its total number of failures, and delay_ms,
+--                            the milliseconds until its next run
 --
--- Returns  OK      recorded
---                  [2] number of entries that are pending; nothing is written for the others
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+-- Returns  OK      the failures are recorded
+--                  [2] number of entries that are pending. Nothing is written for the others
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
--- Cost     O(e x log n); e = entries, n = pending entries
+-- Cost     O(e x log n), where e is the number of entries and n the number of pending entries
 -- Repeat   idempotent: the second call writes nothing
 -- @include _clock
 -- @include _fence

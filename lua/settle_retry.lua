@@ -1,43 +1,46 @@
 -- settle_retry: in-flight -> waiting
 --
--- Move failed entries to the waiting retries, each with its own delay. policy/settlement.py has
--- decided to retry them, and the script carries out this decision or rejects it. It moves the body
--- from the stream to the waiting retries inside the server, and acknowledges the entry in the same
--- step, so a message is in exactly one of the two places. It removes the attempts of the entry,
--- whose crash count continues in its fields. If another client has destroyed the group, the script
--- raises NOGROUP, and the owner then restores the group with `group_restore`.
+-- Move failed entries to the waiting retries, each with its own delay. The decision to retry is
+-- made by `policy/settlement.py`, and the script either carries it out or rejects it. It moves the
+-- body from the stream to the waiting retries inside the server, and acknowledges the entry in the
+-- same step, so a message is always either pending or waiting, and never both. It also deletes the
+-- counters of the entry, because its crash count is now one of its fields. If another client has
+-- destroyed the group, the script raises NOGROUP, and the owner then restores the group with
+-- `group_restore`.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry     STREAM  stream:topic:{T:p:i}:retry:G
--- KEYS[4]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G         score = due time, unix ms
--- KEYS[5]  items     HASH    streaming:mq:retry:item:{T:p:i}:G    place -> packed fields
+-- KEYS[4]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G         sorted by due time
+-- KEYS[5]  items     HASH    streaming:mq:retry:item:{T:p:i}:G    packed fields, by place
 -- KEYS[6]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
 --
 -- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
--- ARGV[3]  adjacent  flag    1 = no other entry lies between those of each stream, so the script
---                            reads them together
--- ARGV[4..] entries  list    first the changes that all entries share: field_count, and that many
---                            names and values; then for each entry: place, delay_ms, field_count,
---                            and that many names and values that change in it. If these include
---                            `payload`, they are the whole body of an entry that has lost its own
+-- ARGV[3]  adjacent  flag    1 if the entries of each stream follow each other without a gap, so
+--                            that the script can read them together
+-- ARGV[4..] entries  list    first the changes that all entries share, as field_count and that many
+--                            names and values. Then, for each entry, its place, its delay_ms and
+--                            its own changes in the same form. If the own changes of an entry
+--                            include `payload`, they are its whole body, because the entry has lost
+--                            its body
 --
--- Returns  OK      processed
+-- Returns  OK      the entries were processed
 --                  [2] a word for each entry, from the list below
---                  [3] earliest due time of all waiting retries, unix ms, or ''
--- Returns  FENCED  another owner holds the assignment, or none does
---                  [2] epoch in the fence
---                  [3] owner in the fence, or ''
+--                  [3] earliest due time of all waiting retries in Unix milliseconds, or ''
+-- Returns  FENCED  the caller does not own the assignment, which has another owner or none
+--                  [2] epoch that the fence contains
+--                  [3] owner that the fence names, or '' if there is none
 --
--- Entry    MOVED    moved to the waiting retries
+-- Entry    MOVED    the entry was moved to the waiting retries
 -- Entry    GONE     the entry is not pending, because it was already settled or was passed twice in
---                   this call; nothing was done
--- Entry    MISSING  the entry is pending, but its body is trimmed, deleted or too wide; nothing was
---                   done. Repeat the call with all fields or, beyond 7,000 names and values, with
---                   the important ones
+--                   this call, so nothing was done
+-- Entry    MISSING  the entry is pending, but its body is trimmed, deleted or too wide, so nothing
+--                   was done. Repeat the call with all fields of the entry or, if these have more
+--                   than 7,000 names and values, with the important ones
 --
--- Cost     O(e x (log n + size of a body)); e = entries, n = pending entries and retries
+-- Cost     O(e x (log n + b)), where e is the number of entries, n the number of pending entries
+--          and retries, and b the size of a body
 -- Repeat   idempotent: the second call returns GONE for each entry
 -- @include _clock
 -- @include _fence

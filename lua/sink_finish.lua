@@ -8,11 +8,11 @@
 -- ARGV[1]  batch   int   number of the batch
 -- ARGV[2]  ttl_ms  int   how long the record is kept, from this call
 --
--- Returns  OK     published
+-- Returns  OK     the batch is recorded as published
 -- Returns  OTHER  the record belongs to another batch, or does not exist
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns OK. Works when memory is full
+-- Repeat   idempotent: the second call returns OK. The script works when memory is full
 
 local record = KEYS[1]
 local batch, ttl_ms = ARGV[1], ARGV[2]

@@ -2,23 +2,24 @@
 --
 -- Move rows that a task attempt has staged into their partition, oldest first. The script writes
 -- rows to the partition and removes them from the staged stream in one step, so every row is always
--- in exactly one of the two streams. The stream of staged rows stays when it is empty. It proves
--- that every row was moved, until `sink_finish` has recorded the end of the batch.
+-- in exactly one of the two streams. The stream of staged rows is kept even when it is empty,
+-- because it proves that every row was moved. It is needed until `sink_finish` has recorded the end
+-- of the batch.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  staged  STREAM  streaming:mq:sink:{T:p:i}:Q:A
 --
--- ARGV[1]  limit   int     move at most this many rows (1 or more) and 512 KiB, but at least one
---                          row
+-- ARGV[1]  limit   int     maximum number of rows to move, at least 1. The script also stops after
+--                          512 KiB, but moves at least one row
 -- ARGV[2]  ttl_ms  int     how long the remaining rows are kept, from this call
 --
--- Returns  OK    moved
+-- Returns  OK    the rows were moved
 --                [2] number of rows moved
 --                [3] number of rows left
 -- Returns  GONE  the stream of staged rows does not exist
 --
--- Cost     O(r) plus the size of the bodies; r = rows
--- Repeat   safe: a second call moves the next rows. Works when memory is full
+-- Cost     O(r) plus the size of the bodies, where r is the number of rows
+-- Repeat   safe: a second call moves the next rows. The script works when memory is full
 -- @include _byte_limit
 -- @include _ids
 -- @include _ranges

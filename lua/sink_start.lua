@@ -7,26 +7,26 @@
 -- KEYS[1]  record  HASH  streaming:mq:sink:{Q}
 --
 -- ARGV[1]  batch   int   number of the batch; the numbers of a query increase
--- ARGV[2]  plan    str   the decision, JSON: the attempts, and the partitions for which they staged
---                        rows
+-- ARGV[2]  plan    str   the decision as JSON: the attempts, and the partitions for which they
+--                        staged rows
 -- ARGV[3]  ttl_ms  int   how long the record is kept, from this call
 -- ARGV[4]  rows    int   number of rows in the plan
 -- ARGV[5]  topics  str   names of the topics to which the rows go, separated by spaces
 --
--- Returns  OK       decided
+-- Returns  OK       the batch was decided
 --                   [2] number of the previous batch, or ''
 -- Returns  STARTED  a decision for this batch or an earlier one is not carried out yet
 --                   [2] number of the decided batch
---                   [3] its plan
+--                   [3] plan of that batch
 -- Returns  DONE     the batch is already published
 --                   [2] number of its rows
---                   [3] its topics, '' = unknown
+--                   [3] names of its topics, or '' if they are unknown
 -- Returns  PAST     a later batch was already decided
---                   [2] its number
+--                   [2] number of that batch
 --
 -- Cost     O(1) plus the size of the plan
--- Repeat   idempotent: the second call returns STARTED with the first decision. Works when memory
---          is full
+-- Repeat   idempotent: the second call returns STARTED with the first decision. The script works
+--          when memory is full
 -- @include _numbers
 
 local record = KEYS[1]

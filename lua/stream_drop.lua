@@ -10,26 +10,28 @@
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  trim         HASH    streaming:mq:trim:{T:p:i}    the record of trimming
 --
--- ARGV[1]  drop_before  id      remove entries before this ID, 0-0 = remove none for their age
--- ARGV[2]  max_len      int     keep at most this many entries, -1 = no limit
--- ARGV[3]  archive      flag    1 = keep entries that are not archived
--- ARGV[4]  limit        int     remove at most this many entries (1 or more) and 16 MiB, but at
---                               least one node, or 512 KiB of one node if its entries must be
---                               counted
+-- ARGV[1]  drop_before  id      remove the entries before this ID, or 0-0 to remove none for their
+--                               age
+-- ARGV[2]  max_len      int     maximum number of entries to keep, or -1 for no limit
+-- ARGV[3]  archive      flag    1 to keep entries that are not archived
+-- ARGV[4]  limit        int     maximum number of entries to remove, at least 1. The script also
+--                               stops after 16 MiB, but removes at least one node, or 512 KiB of
+--                               one node if its entries must be counted
 -- ARGV[5..] expected    list    groups that must exist
 --
--- Returns  OK             removed
+-- Returns  OK             the entries were removed
 --                         [2] number of entries removed
---                         [3] for each group: name, number of removed entries that it had not read
--- Returns  NO_GROUPS      no group reads the stream, or the stream does not exist; nothing was
+--                         [3] for each group: its name, and the number of removed entries that it
+--                         had not read
+-- Returns  NO_GROUPS      no group reads the stream, or the stream does not exist, so nothing was
 --                         removed
--- Returns  MISSING_GROUP  an expected group does not exist; nothing was removed
---                         [2] its name
+-- Returns  MISSING_GROUP  an expected group does not exist, so nothing was removed
+--                         [2] name of that group
 --
--- Cost     O(g x (log n + size of a node) + limit); g = groups, n = pending entries. O(g) while no
---          entry is beyond the limits
--- Repeat   safe: a second call removes the next entries beyond the limits. Works when memory is
---          full
+-- Cost     O(g x (log n + b) + limit), where g is the number of groups, n the number of pending
+--          entries, and b the size of a node. While no entry is beyond the limits, the cost is O(g)
+-- Repeat   safe: a second call removes the next entries beyond the limits. The script works when
+--          memory is full
 -- @include _byte_limit
 -- @include _groups
 -- @include _ids

@@ -6,18 +6,19 @@
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  first   str     start of the range as in XRANGE: -, +, an ID, or ( and an ID
+-- ARGV[1]  first   str     start of the range as in XRANGE, which is -, +, an ID, or an ID after an
+--                          opening parenthesis
 -- ARGV[2]  last    str     end of the range, in the same form
--- ARGV[3]  count   int     return at most this many entries
--- ARGV[4]  newest  flag    1 = from the newest entry to the oldest
+-- ARGV[3]  count   int     maximum number of entries to return
+-- ARGV[4]  newest  flag    1 to read from the newest entry to the oldest
 --
--- Returns  OK  the page
---              [2] entries, for each: ID, fields
---              [3] 1 = there may be more
+-- Returns  OK  the page is returned
+--              [2] entries, each with its ID and fields
+--              [3] 1 if there may be more entries
 --
--- Cost     O(log n + count); n = entries. After the first 512 KiB, the script reads up to eight
---          more bodies, and returns at most one of them
--- Repeat   safe: read-only
+-- Cost     O(log n + count), where n is the number of entries. After the first 512 KiB, the script
+--          reads up to eight more bodies, and returns at most one of them
+-- Repeat   safe, because the script only reads
 -- @include _byte_limit
 -- @include _ids
 

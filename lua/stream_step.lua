@@ -6,18 +6,19 @@
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  after   id      position, exclusive; 0-0 is before every entry
+-- ARGV[1]  after   id      position after which the step starts. 0-0 is before every entry
 -- ARGV[2]  upto    id      do not go beyond this ID
--- ARGV[3]  count   int     maximum number of entries to advance, at most 500; callers make several
---                          steps
+-- ARGV[3]  count   int     maximum number of entries to advance, at most 500. Callers make several
+--                          steps to advance further
 --
--- Returns  OK  advanced
+-- Returns  OK  the position was advanced
 --              [2] number of entries passed
 --              [3] ID of the last one, or `after` if there was none
---              [4] 1 = there may be more before `upto`
+--              [4] 1 if there may be more entries before `upto`
 --
--- Cost     O(count x log n), and reads at most 512 KiB of bodies plus four more bodies; n = entries
--- Repeat   safe: read-only
+-- Cost     O(count x log n), where n is the number of entries. The script reads at most 512 KiB of
+--          bodies plus four more
+-- Repeat   safe, because the script only reads
 -- @include _byte_limit
 -- @include _ids
 -- @include _ranges

@@ -7,40 +7,42 @@
 -- The floor is the smallest ID that must stay. For a group, this is its first pending entry or, if
 -- it has none, the ID after the last entry delivered to it. A group that only shows the position of
 -- a Spark query counts only if the query asked for it. The script computes the floor and trims in
--- one step. If a client computed the floor, a group could be created or reset, or a failover could
--- happen, before the trim, and the floor would be wrong.
+-- one step. If a client computed the floor, it could be wrong by the time of the trim, because a
+-- group could be created or reset in between, or the server could fail over.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
 -- KEYS[2]? trim       HASH    streaming:mq:trim:{T:p:i}    the record of trimming, none for a retry
 --                                                          stream
 --
--- ARGV[1]  keep_from  id      entries from this ID on stay, '' = no age limit
--- ARGV[2]  max_len    int     keep at most this many entries, -1 = no limit
--- ARGV[3]  max_bytes  int     keep approximately this many bytes, -1 = no limit
--- ARGV[4]  shrink_ms  int     length of an interval, -1 = none. At the end of each interval, the
---                             entries that existed at its start are removed. Needs the record
--- ARGV[5]  archive    flag    1 = keep entries that are not archived
--- ARGV[6]  groupless  flag    1 = also trim a stream that no group reads
--- ARGV[7]  limit      int     remove at most this many entries (1 or more) and approximately 16
---                             MiB, but at least one node
+-- ARGV[1]  keep_from  id      ID from which entries are kept, or '' for no age limit
+-- ARGV[2]  max_len    int     maximum number of entries to keep, or -1 for no limit
+-- ARGV[3]  max_bytes  int     approximate number of bytes to keep, or -1 for no limit
+-- ARGV[4]  shrink_ms  int     length of an interval, or -1 for none. At the end of each interval,
+--                             the entries that already existed at its start are removed. This
+--                             requires the record of trimming
+-- ARGV[5]  archive    flag    1 to keep entries that are not archived
+-- ARGV[6]  groupless  flag    1 to also trim a stream that no group reads
+-- ARGV[7]  limit      int     maximum number of entries to remove, at least 1. The script also
+--                             stops after approximately 16 MiB, but removes at least one node
 -- ARGV[8..] expected  list    groups that must exist
 --
--- Returns  OK             trimmed
+-- Returns  OK             the stream was trimmed
 --                         [2] number of entries removed
---                         [3] floor
---                         [4] the group that determines the floor, '@archive', or '' if no entry is
---                         needed
---                         [5] first entry that only this group or archive keeps, because a limit
---                         would remove it, or ''
---                         [6] 1 = there may be more to remove
--- Returns  NO_GROUPS      no group reads the stream, or the stream does not exist; nothing was
+--                         [3] floor of the stream
+--                         [4] name of the group that determines the floor, @archive if the archive
+--                         does, or '' if no entry is needed
+--                         [5] first entry that a limit would remove and that is kept only for this
+--                         group or archive, or ''
+--                         [6] 1 if there may be more entries to remove
+-- Returns  NO_GROUPS      no group reads the stream, or the stream does not exist, so nothing was
 --                         removed
--- Returns  MISSING_GROUP  an expected group does not exist; nothing was removed
---                         [2] its name
+-- Returns  MISSING_GROUP  an expected group does not exist, so nothing was removed
+--                         [2] name of that group
 --
--- Cost     O(g x log n + limit) plus the size of five bodies; g = groups, n = pending entries. With
---          `max_bytes`, also measuring 1,000 nodes, which takes approximately 0.1 ms
--- Repeat   safe: a second call removes the next entries. Works when memory is full
+-- Cost     O(g x log n + limit) plus the size of five bodies, where g is the number of groups and n
+--          the number of pending entries. With `max_bytes`, the script also measures 1,000 nodes,
+--          which takes approximately 0.1 ms
+-- Repeat   safe: a second call removes the next entries. The script works when memory is full
 -- @include _clock
 -- @include _byte_limit
 -- @include _groups

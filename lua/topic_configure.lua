@@ -5,10 +5,10 @@
 --
 -- KEYS[1]  meta      HASH  streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  seen      str   settings that the caller read, JSON, '' = there were none
--- ARGV[2]  settings  str   new settings, JSON
+-- ARGV[1]  seen      str   settings that the caller read, as JSON, or '' if there were none
+-- ARGV[2]  settings  str   new settings, as JSON
 --
--- Returns  OK       replaced
+-- Returns  OK       the settings were replaced
 -- Returns  CHANGED  another client has changed the settings
 --                   [2] current settings
 -- Returns  MISSING  the topic does not exist

@@ -1,24 +1,24 @@
 -- topic_create: absent -> present
 --
--- Create a topic with its partition count and settings. The first call determines both. The script
--- cannot add the topic to the registry of all topics, which is in another slot, so the caller adds
--- the topic's name with a separate call. Because the caller may die before that call, every
--- producer adds the name too when it starts.
+-- Create a topic with its partition count and settings. The first call determines both, and later
+-- calls do not change them. The script cannot add the topic to the registry of all topics, which is
+-- in another slot, so the caller adds the topic's name with a separate call. Because the caller may
+-- die before that call, every producer adds the name too when it starts.
 --
 -- KEYS[1]  meta        HASH  streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET   streaming:mq:topic:{T}:partitions
 --
 -- ARGV[1]  count       int   partition count
--- ARGV[2]  settings    str   settings, JSON
+-- ARGV[2]  settings    str   settings of the topic, as JSON
 -- ARGV[3..] streams    list  names of the partition streams
 --
--- Returns  OK        created
+-- Returns  OK        the topic was created
 -- Returns  EXISTS    the topic already exists
 --                    [2] its partition count
 --                    [3] its settings
 -- Returns  DELETING  the topic is being deleted
 --
--- Cost     O(p); p = partitions
+-- Cost     O(p), where p is the number of partitions
 -- Repeat   idempotent: the second call returns EXISTS with the same count
 -- @include _clock
 -- @include _lists

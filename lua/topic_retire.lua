@@ -8,11 +8,12 @@
 -- KEYS[1]  meta  HASH  streaming:mq:topic:{T}:meta
 --
 -- Returns  OK       the deletion has started
---                   [2] partition count
+--                   [2] partition count of the topic
 -- Returns  MISSING  the topic does not exist
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns the same. Works when memory is full
+-- Repeat   idempotent: the second call returns the same partition count. The script works when
+--          memory is full
 
 local meta = KEYS[1]
 
