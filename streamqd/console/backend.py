@@ -175,7 +175,7 @@ class Backend:
     def fleet_now(self, resources: Resources) -> FleetNow:
         """Return the shared snapshot, which is read again if it is too old.
 
-        Called by `Desk.now`.
+        Called by `Resources.now`.
         """
         if self._snapshot is not None and time.monotonic() < self._fresh_until:
             return self._snapshot

@@ -1,9 +1,11 @@
-"""Names of code on the pages about the source exist: files, modules, classes and members."""
+"""Names of code exist on the pages about the source and in comments: files, classes, members."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ PAGES = [
 ]
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|lua|toml)")
 MEMBER = re.compile(r"(\w+)\.(\w+)")
+PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(\))?")
 NAME = re.compile(r"_\w+|[a-z]+_\w*[a-z0-9]|[A-Z]\w*[a-z]\w*")
 
 
@@ -60,6 +63,15 @@ class Source:
                 return self._has(owner, name)
             return name in self.modules[owner] if owner in self.modules else name in self.names
         return span in self.names if NAME.fullmatch(span) else True
+
+    def contains_path(self, span: str) -> bool:
+        """Return True if each name of a dotted path exists, or if the path is a string or file."""
+        if span in self.names or any(each.endswith(f"/{span}") for each in self.files):
+            return True
+        names = span.split(".")
+        if len(names) == 2 and names[0] in self.classes:
+            return self._has(*names)
+        return all(name in self.names or name in self.modules for name in names)
 
     def _has(self, owner: str, name: str) -> bool:
         if name in self.classes.get(owner, ()):
@@ -115,6 +127,27 @@ def test_every_code_name_on_a_page_exists(source: Source) -> None:
         )
         if not source.contains(span.removesuffix("()"))
     )
+
+
+def test_every_code_name_in_a_comment_exists(source: Source) -> None:
+    report(
+        f"{path.relative_to(ROOT)}: `{span}` does not exist"
+        for path in sorted(ROOT.glob("streamqd/**/*.py"))
+        for text in _comments(path.read_text())
+        for span in INLINE.findall(text)
+        if PATH.fullmatch(span) and not source.contains_path(span.removesuffix("()"))
+    )
+
+
+def _comments(text: str) -> Iterator[str]:
+    """Yield the docstrings and comments of a module."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(docstring))):
+                yield docstring
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
 
 
 @pytest.mark.parametrize(

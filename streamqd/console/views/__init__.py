@@ -3,8 +3,8 @@
 To add a view:
 
 1. Write `views/NAME.py` with a function `Visit -> Context` and a `ConsoleView` in the module's
-   `VIEWS`. The function reads with `visit.desk.store`, `.fleet` and `streamqd.admin`. It runs in a
-   thread of the backend. It contains no HTML and catches no Redis errors, because `app` turns
+   `VIEWS`. The function reads with `visit.resources.store`, `.fleet` and `streamqd.admin`. It runs
+   in a thread of the backend. It contains no HTML and catches no Redis errors, because `app` turns
    errors into a banner or a sentence. It reads a limited number of rows: a page has `visit.limit`
    rows, and a cursor in the URL. The URL contains the whole state, so that you can send a page to
    a colleague.
