@@ -87,9 +87,9 @@ ROWS = (
         "The supervisor is killed with SIGKILL.",
         "All other processes of the instance exit within a second, even if a process is stuck in"
         " a handler. If a new supervisor starts on the same host, it takes over the leases"
-        " immediately, acknowledges the finished messages, and charges a message if no other was"
-        " running. If no new supervisor starts, other instances take over within 1.6 times"
-        " `lease_ttl`. No message is lost.",
+        " immediately and acknowledges the finished messages. If exactly one message was running,"
+        " the crash is charged to it. If no new supervisor starts, other instances take over"
+        " within 1.6 times `lease_ttl`. No message is lost.",
     ),
     Row(
         "F7",
