@@ -22,18 +22,21 @@ _HEAD = """\
 # The protocol model
 
 streamqd's processes coordinate through Redis, and must stay correct even if a process dies or a
-packet arrives late at the worst possible moment. Tests run this protocol many times, but cannot try
-every order of events. A model checker can: [Spin](https://spinroot.com) takes a *model*, a
-simplified description of the protocol, visits every state that the model can reach, and checks in
-each one that certain statements hold, the *invariants*.
+packet arrives late at the worst possible moment. Tests run this protocol many times, but they
+cannot try every order of events. A model checker can. The checker [Spin](https://spinroot.com)
+takes a *model*, which is a simplified description of the protocol, and visits every state that the
+model can reach. In each state, it checks that certain statements hold, which are called
+*invariants*.
 
-There are four models, for the ownership of a partition, for recovery in rounds, for schedules and
-for outboxes. Each model is limited to a few messages and faults, because the number of states would
-otherwise be too large. The results are therefore strong evidence, but not a proof.
+There are four models: one for the ownership of a partition, one for recovery in rounds, one for
+schedules and one for outboxes. Each model is limited to a few messages and faults, because the
+number of states would otherwise be too large. The results are therefore strong evidence, but not a
+proof.
 
-`make verify NAME=model` checks the models in small scopes. It also checks *mutations*, models in
-which one rule of the protocol is removed, and for which Spin must find an error. CI runs this
-command for every change. The figures on this page belong to the models with the digest {digest}.
+`make verify NAME=model` checks the models in small scopes. It also checks *mutations*: in each of
+them, one rule of the protocol is removed from a model, and Spin must then find an error. CI runs
+this command for every change. The figures on this page were measured with the models whose digest
+is {digest}.
 
 ## Partitions
 
@@ -43,10 +46,14 @@ The model has two instances, each with a supervisor and a worker, and also the s
 housekeeper, and another client that reads from the group. Every script is one atomic step. Any
 process may pause for any time, and the lease may expire at any moment.
 
-A limited number of faults may occur. A fault is a worker that dies, a host that is lost, a call
-whose reply is lost, or a call that is **executed late**: its sender has given up waiting and has
-sent newer calls before the server executes it. Late calls are part of the model because they cause
-the worst bugs.
+A limited number of faults may occur. There are four kinds:
+
+- A worker dies.
+- A host is lost.
+- A call is executed, but its reply is lost.
+- A call is **executed late**: before the server executes it, its sender has given up waiting for
+  the reply and has sent newer calls. Such calls are part of the model because they cause the worst
+  bugs.
 
 The invariants are:
 
@@ -55,20 +62,26 @@ The invariants are:
 2. A call with a superseded token changes nothing. A token is superseded when the server has
    accepted a newer one, for another owner or another worker process.
 3. The owner starts only messages that are pending.
-4. The handler of a message starts at most once, and once more for each failure, for each crash that
-   it causes, and for each owner that is lost after the start.
-5. No message is charged with more crashes than it caused. There is one exception: the *mark*, which
-   an owner writes to Redis before it runs messages of a lost owner, names the messages that are
-   about to run. When this owner is lost too, the message of its mark is charged once.
+4. The handler of a message starts at most once, plus once for each failure, once for each crash
+   that the message causes, and once for each owner that is lost after the start.
+5. No message is charged with more crashes than it caused, with one exception. Before an owner runs
+   messages of a lost owner, it writes a *mark* to Redis, which names the messages that are about to
+   run. If this owner is lost too, the message of its mark is charged once.
 6. When the owner starts messages for the first time, it follows the order of the stream.
 7. In every final state with an owner of the partition, all messages are settled.
 
-To keep the number of states small, the model leaves out parts of the protocol. It has no second
-group and no trimming. It has no time either, so neither the deadline until which a worker trusts
-its lease, nor the rule that an instance must observe a silence twice before it takes over. It also
-leaves out a mark without suspects, retries that wait in the worker, taking over the entries of
-other clients by command, a server that restarts without its last writes, and several late calls at
-the same time. The contract tests and the [fault battery](fault-battery.md) cover these cases.
+To keep the number of states small, the model leaves out the following parts of the protocol, which
+the contract tests and the [fault battery](fault-battery.md) cover instead:
+
+- a second group
+- trimming
+- time, and therefore the deadline until which a worker trusts its lease, and the rule that an
+  instance must observe a silence twice before it takes over
+- a mark without suspects
+- retries that wait in the worker
+- the command that takes over entries of other clients
+- a server that restarts without its last writes
+- several late calls at the same time
 
 One detail differs from the code. In this model, a mark charges its message when the first owner is
 lost, whereas the code first isolates the message, so that it runs alone before it can be charged.
@@ -79,17 +92,17 @@ lost, whereas the code first isolates the message, so that it runs alone before 
 If a process crashes while many messages are running, any one of them may be the cause. To find it,
 these suspects run again in smaller and smaller groups
 ([Run suspects in rounds](../explanation/decisions/0029-run-suspects-in-rounds.md)).
-`tests/protocol/rounds.pml` models this recovery. It has one or two partitions of a host, and each
-worker may run several messages at a time, one in each of its *lanes*. Any message may be a *poison
-message*, which crashes its process whenever it runs, or a *killer*, which takes down its host.
-Processes and hosts may also be lost for other reasons, but only a limited number of times.
+`tests/protocol/rounds.pml` models this recovery. The model has one or two partitions of one host.
+Each worker may run several messages at a time, one in each of its *lanes*. Any message may be a
+*poison message*, which crashes its process whenever it runs, or a *killer*, which takes down its
+host. Processes and hosts may also be lost for other reasons, but only a limited number of times.
 
 The invariants are:
 
 1. A healthy message is charged only if its process or host was killed for another reason while it
    ran alone.
-2. A message starts at most 1 + log2(lanes) times, and once more for each crash that it causes. Each
-   lost host allows the same number of starts again.
+2. A message starts at most 1 + log2(lanes) times, plus once for each crash that it causes. For each
+   lost host, the same number of starts is allowed again.
 3. Unless processes are killed from outside, a message takes down at most three hosts.
 4. A message starts only after earlier messages of its key.
 5. In every final state, all messages are acknowledged or dead-lettered. Every run reaches such a
@@ -99,9 +112,9 @@ The invariants are:
 
 A schedule sends a message at each of its *ticks*, for example every hour.
 `tests/protocol/schedule.pml` models one [schedule](../how-to/schedule-messages.md) and two
-housekeepers, which both try to send its ticks. In the meantime, the schedule is edited, an operator
-pauses and resumes it, and the server's clock is set back. A housekeeper may die between two steps,
-and a call may be executed late.
+housekeepers, which both try to send its ticks. While they do so, the schedule may be edited, an
+operator may pause and resume it, and the server's clock may be set back. A housekeeper may die
+between two steps, and a call may be executed late.
 
 The invariants are:
 
@@ -111,9 +124,9 @@ The invariants are:
 4. Once an edit has replaced a specification, nothing is sent for the old one.
 5. In every final state, each past tick was either sent, or skipped because of `misfire` or an edit.
 
-The model does not cover a schedule that moves to another partition, is removed, loses the instance
-that declared it, or overlaps with its previous run. The kill points of
-`tests/acceptance/test_schedules.py` and the contract tests cover these cases.
+The model does not cover a schedule that moves to another partition, is removed, is no longer
+declared by any instance, or overlaps with its previous run. These cases are covered by the kill
+points of `tests/acceptance/test_schedules.py` and by the contract tests.
 
 ## Outboxes
 
@@ -136,11 +149,11 @@ restarts without its last writes. The contract tests and the acceptance tests co
 
 ## Verified variants
 
-The following tables show how much Spin has checked. In each row, it visited all states of a model,
-and all invariants hold. The scope lists how often each event may occur at most: for example, 2
-acquisitions mean that an instance may acquire the lease twice, and 2 expiries that the lease may
-expire twice. *States* and *transitions* are the numbers of different states, and of steps between
-them. `make verify NAME=model` runs these variants:
+The following tables show how much Spin has checked. For each variant, it visited all states that
+the model can reach, and all invariants hold in every one of them. The scope limits how often each
+event may occur. For example, 2 acquisitions mean that an instance may acquire the lease twice, and
+2 expiries mean that the lease may expire twice. *States* is the number of different states, and
+*transitions* is the number of steps between them. `make verify NAME=model` runs these variants:
 
 | Variant | Scope | States | Transitions |
 | --- | --- | --- | --- |
@@ -156,14 +169,18 @@ _FULL = """
 _MUTATIONS = """
 ## Mutations
 
-If all invariants hold, the model may be correct, but it may also be unable to violate them. Each of
-the following variants therefore removes one rule of the protocol, and Spin must find an invariant
-that is then violated. The list also shows why the protocol has each of these rules.
+If no invariant is ever violated, the protocol may be correct, but the model may also be too weak to
+violate one. To rule out the second case, each of the following variants removes one rule of the
+protocol, and Spin must then find an invariant that is violated. The list also shows why the
+protocol needs each of these rules.
 
-The *trace* of a variant is the shortest sequence of events that violates the invariant. In the
-traces, A and B are the two instances, housekeepers or relays. A number in parentheses is a token,
-so `acquire(2)` is an acquisition with token 2. A number without a noun is a message or a row. *OK*
-and *refused* are replies of the server.
+The *trace* of a variant is the shortest sequence of events that violates the invariant. Read it as
+follows:
+
+- A and B are the two instances, housekeepers or relays.
+- A number in parentheses is a token, so `acquire(2)` is an acquisition with token 2.
+- A number without a noun is a message or a row.
+- *OK* and *refused* are replies of the server.
 
 """
 
@@ -173,13 +190,13 @@ _FOUND = """
 The models have found two bugs, which are fixed:
 
 - **A tick was sent twice.** This happened when a schedule was edited while a tick was due. The edit
-  read the clock and computed the next due time. Before it wrote this time, a housekeeper sent the
-  tick, so the edit made the same tick due again. `schedule_fire`, the script that sends a tick, now
-  also compares it with the last tick that was sent.
+  read the clock and computed the next due time, but before it wrote this time, a housekeeper sent
+  the tick. The edit then made the same tick due again. To prevent this, the script that sends a
+  tick, `schedule_fire`, now also compares it with the last tick that was sent.
 - **An entry was handled half a minute late.** A worker takes over entries of other clients with the
-  script `message_reclaim`. One such call was executed late. In between, the worker had reconnected
-  and listed its pending entries. The late call then added an entry to them, which the worker did
-  not notice until it compared its counts with those of the server. The script compared only the
+  script `message_reclaim`. One such call was executed late, after the worker had reconnected and
+  listed its pending entries. The call added an entry to those of the worker, which did not notice
+  this until it compared its counts with those of the server. The script had compared only the
   token, which was still valid. It now also compares the session, which identifies the connection.
 """
 
