@@ -14,7 +14,7 @@ local function unread(stream, group, length, last)
     return math.min(group['lag'], length)
   end
   local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1][1]
-  local first_ms, read_ms, last_ms = halves(first), halves(read), halves(last)
+  local first_ms, read_ms, last_ms = split_id(first), split_id(read), split_id(last)
   local span = last_ms - first_ms
   if older(read, first) then
     return length
@@ -24,8 +24,8 @@ end
 
 -- Return the number of unfinished entries, pending or unread, of the group that has the most. If no
 -- group reads the stream, all of its `length` entries count.
-local function backlog_of(stream, length)
-  local groups, backlog = groups_of(stream), 0
+local function measure_backlog(stream, length)
+  local groups, backlog = read_groups(stream), 0
   if #groups == 0 then
     return length
   end

@@ -4,7 +4,7 @@
 -- number.
 local BYTES_MAX = 524288
 
-local function size_of(fields)
+local function fields_size(fields)
   local size = 0
   for at = 1, #fields do
     size = size + #fields[at]

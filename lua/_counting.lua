@@ -13,7 +13,7 @@ local function count_after(source, after, upto, limit, ids)
     local wanted = math.min(piece, limit - count)
     local page = entries_after(source, after, upto, wanted)
     for _, entry in ipairs(page) do
-      size = size + size_of(entry[2])
+      size = size + fields_size(entry[2])
       after = entry[1]
       if ids then
         ids[#ids + 1] = after

@@ -8,7 +8,7 @@
 local WIDE = 4000
 
 -- Return the body of an entry, or nil if the entry is trimmed, deleted or has too many fields.
-local function body_of(source, id)
+local function read_body(source, id)
   local found = redis.call('XRANGE', source, id, id)
   if #found == 0 or #found[1][2] > WIDE then
     return nil
@@ -16,7 +16,7 @@ local function body_of(source, id)
   return found[1][2]
 end
 
-local function has(fields, name)
+local function has_field(fields, name)
   for at = 1, #fields, 2 do
     if fields[at] == name then
       return true
@@ -27,7 +27,7 @@ end
 
 -- Return the body with some fields changed. The changed fields come last, and the others keep their
 -- order. Fields whose names are in `dropped` (a set) are left out.
-local function merged(body, changed, dropped)
+local function merge_fields(body, changed, dropped)
   local skip = {}
   for at = 1, #changed, 2 do
     skip[changed[at]] = true

@@ -2,7 +2,7 @@
 
 -- Return the floor of a group: its first pending entry or, if it has none, the ID after the last
 -- entry delivered to it.
-local function floor_of(stream, group)
+local function group_floor(stream, group)
   if group['pending'] > 0 then
     return redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1]
   end
@@ -11,14 +11,14 @@ end
 
 -- Return true if entries that a group has not read must stay. For a group that only shows the
 -- position of a Spark query, this is the case only if the query asked for it.
-local function keeps(group, trim)
-  return not of_query(group) or redis.call('HGET', trim, 'holds:' .. group['name']) == '1'
+local function keeps_unread(group, trim)
+  return not is_query(group) or redis.call('HGET', trim, 'holds:' .. group['name']) == '1'
 end
 
-local function keeping(groups, trim)
+local function keeping_groups(groups, trim)
   local found = {}
   for _, group in ipairs(groups) do
-    if keeps(group, trim) then
+    if keeps_unread(group, trim) then
       found[#found + 1] = group
     end
   end
@@ -30,7 +30,7 @@ end
 local function lowest_floor(stream, groups, record)
   local floor, holder
   for _, group in ipairs(groups) do
-    local own = floor_of(stream, group)
+    local own = group_floor(stream, group)
     record['floor:' .. group['name']] = own
     if not floor or older(own, floor) then
       floor, holder = own, group['name']
@@ -53,7 +53,7 @@ local function archive_ceiling(trim, archive, last)
 end
 
 -- Return the name of the first expected group that does not exist, or nil if all of them exist.
-local function absent(groups, expected)
+local function find_missing_group(groups, expected)
   local present = {}
   for _, group in ipairs(groups) do
     present[group['name']] = true

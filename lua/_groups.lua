@@ -1,6 +1,6 @@
 -- The groups of a stream, as the server lists them. A stream that does not exist has no groups.
 
-local function named(flat)
+local function to_table(flat)
   local values = {}
   for at = 1, #flat, 2 do
     values[flat[at]] = flat[at + 1]
@@ -8,18 +8,18 @@ local function named(flat)
   return values
 end
 
-local function groups_of(stream)
+local function read_groups(stream)
   local groups = {}
   if redis.call('EXISTS', stream) == 1 then
     for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-      groups[#groups + 1] = named(flat)
+      groups[#groups + 1] = to_table(flat)
     end
   end
   return groups
 end
 
-local function group_on(stream, group)
-  for _, found in ipairs(groups_of(stream)) do
+local function read_group(stream, group)
+  for _, found in ipairs(read_groups(stream)) do
     if found['name'] == group then
       return found
     end
@@ -29,6 +29,6 @@ end
 
 -- Return true if no client reads with the group, because it only shows the position of a Spark
 -- query.
-local function of_query(group)
+local function is_query(group)
   return string.sub(group['name'], 1, 6) == 'spark:'
 end

@@ -3,7 +3,7 @@
 
 -- Return the reason and the due time of a held schedule, or nil if it is not held. The due time is
 -- '' if the schedule has none.
-local function held(schedules, name)
+local function read_hold(schedules, name)
   local raw = redis.call('HGET', schedules, name .. ':held')
   if not raw then
     return nil

@@ -4,12 +4,12 @@
 -- halves are therefore compared as decimal strings without leading zeros: first by their length,
 -- and then by their characters.
 
-local function halves(id)
+local function split_id(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   return ms or id, seq or '0'
 end
 
-local function less(a, b)
+local function is_less(a, b)
   if #a ~= #b then
     return #a < #b
   end
@@ -17,12 +17,12 @@ local function less(a, b)
 end
 
 local function older(a, b)
-  local a_ms, a_seq = halves(a)
-  local b_ms, b_seq = halves(b)
+  local a_ms, a_seq = split_id(a)
+  local b_ms, b_seq = split_id(b)
   if a_ms ~= b_ms then
-    return less(a_ms, b_ms)
+    return is_less(a_ms, b_ms)
   end
-  return less(a_seq, b_seq)
+  return is_less(a_seq, b_seq)
 end
 
 local function earlier(a, b)
@@ -43,8 +43,8 @@ end
 local function minus_one(digits)
   local head, zeros = string.match(digits, '^(%d-)(0*)$')
   local last = tonumber(string.sub(head, -1)) - 1
-  local less_one = string.sub(head, 1, -2) .. last .. string.rep('9', #zeros)
-  return string.match(less_one, '^0*(%d+)$')
+  local result = string.sub(head, 1, -2) .. last .. string.rep('9', #zeros)
+  return string.match(result, '^0*(%d+)$')
 end
 
 local LAST_SEQ = '18446744073709551615'
@@ -55,12 +55,12 @@ local LAST_ID = LAST_SEQ .. '-' .. LAST_SEQ
 -- string, because other clients can write it too.
 local function is_id(raw)
   local ms, seq = string.match(raw or '', '^(%d+)%-(%d+)$')
-  return ms ~= nil and not (less(LAST_SEQ, ms) or less(LAST_SEQ, seq))
+  return ms ~= nil and not (is_less(LAST_SEQ, ms) or is_less(LAST_SEQ, seq))
 end
 
 -- Return the smallest ID after this one. No ID follows the greatest one, which is returned itself.
 local function successor(id)
-  local ms, seq = halves(id)
+  local ms, seq = split_id(id)
   if id == LAST_ID then
     return id
   end
@@ -72,7 +72,7 @@ end
 
 -- Return the greatest ID before this one. No ID precedes 0-0, which is returned itself.
 local function predecessor(id)
-  local ms, seq = halves(id)
+  local ms, seq = split_id(id)
   if seq ~= '0' then
     return ms .. '-' .. minus_one(seq)
   end

@@ -6,7 +6,7 @@ local WHOLE_MAX = 9007199254740991  -- the greatest integer that a Lua number ho
 
 -- Return the integer in a string. The result is 0 if there is no string, and nil if the string is
 -- not an integer.
-local function whole(raw)
+local function to_int(raw)
   local digits = string.match(raw or '0', '^%d+$')
   local number = digits and #digits <= 16 and tonumber(digits)
   return number and number <= WHOLE_MAX and number or nil
@@ -19,7 +19,7 @@ end
 
 -- Add to a counter. If the stored value is not an integer, the counter restarts: the event to count
 -- has already happened, so an invalid value must not make the call fail.
-local function count_on(key, field, by)
+local function increment(key, field, by)
   local counted = redis.pcall('HINCRBY', key, field, by)
   if type(counted) == 'table' or counted < by then
     redis.call('HSET', key, field, string.format('%.0f', by))

@@ -5,13 +5,13 @@
 -- Hold the assignment for the calling client, with its own token and a new epoch. A repeated call
 -- only extends the lease.
 
-local function keep(fence, lease, token, ttl_ms, keeper)
+local function hold_assignment(fence, lease, token, ttl_ms, keeper)
   -- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
   redis.call('HDEL', fence, 'mark', 'session', 'quarantine', 'accused')
   local held = redis.call('HMGET', fence, 'token', 'epoch')
   if held[1] ~= token then
     local now = now_unix_ms()
-    local epoch = math.max((whole(held[2]) or 0) + 1, now)
+    local epoch = math.max((to_int(held[2]) or 0) + 1, now)
     redis.call(
       'HSET', fence, 'token', token, 'epoch', text(epoch), 'owner', keeper, 'since', text(now)
     )
@@ -19,7 +19,7 @@ local function keep(fence, lease, token, ttl_ms, keeper)
   redis.call('SET', lease, token, 'PX', ttl_ms)
 end
 
-local function in_hand(found)
+local function count_pending(found)
   return found and found['pending'] or 0
 end
 

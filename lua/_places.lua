@@ -18,7 +18,7 @@ local destroyed
 
 -- Return true if an entry is pending. For a group that does not exist, return false. Every other
 -- error is raised.
-local function pending(source, group, id)
+local function is_entry_pending(source, group, id)
   local reply = redis.pcall('XPENDING', source, group, id, id, 1)
   if reply.err then
     if string.find(reply.err, 'NOGROUP', 1, true) then
@@ -32,7 +32,7 @@ end
 
 -- Sort places by stream. Returns the IDs in the partition stream and those in the retry stream, or
 -- nil, nil and the first string that is not a place.
-local function sorted(stream, retry, places)
+local function sort_places(stream, retry, places)
   local ids = {[stream] = {}, [retry] = {}}
   for _, place in ipairs(places) do
     local source, id = locate(stream, retry, place)

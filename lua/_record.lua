@@ -4,12 +4,12 @@
 
 local function note_trim(stream, trim, removed, record)
   if removed > 0 then
-    count_on(trim, 'removed', removed)
+    increment(trim, 'removed', removed)
   end
   local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
   -- XINFO returns the bodies of the first and the last entry, so it is used for an empty stream
   -- only.
-  local info = not first and named(redis.call('XINFO', 'STREAM', stream))
+  local info = not first and to_table(redis.call('XINFO', 'STREAM', stream))
   record['first'] = first and first[1] or successor(info['last-generated-id'])
   record['size'] = string.format('%.0f', redis.call('XLEN', stream))
   for name, value in pairs(record) do

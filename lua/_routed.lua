@@ -4,7 +4,7 @@
 -- the messages were routed, or '' if the topic does not exist. Return nil if both counts are equal.
 -- Also return nil on a cluster, where the meta key is in another slot and the caller does not pass
 -- it.
-local function moved(meta, stream, partitions)
+local function find_new_count(meta, stream, partitions)
   if meta ~= stream then
     local present = redis.call('HGET', meta, 'partitionCount')
     if present ~= partitions and tonumber(present or '') ~= tonumber(partitions) then

@@ -10,7 +10,7 @@
 -- the index of each value in that list.
 local function read_items(first, delayed)
   local last = first + tonumber(ARGV[first] or 0)
-  local shared = {list = slice(ARGV, first + 1, last), at = {}, behind = {}}
+  local shared = {list = slice(ARGV, first + 1, last), at = {}, lists = {}}
   for at = 1, #shared.list, 2 do
     shared.at[shared.list[at]] = at + 1
   end
@@ -32,21 +32,21 @@ local function read_items(first, delayed)
 end
 
 -- Return a new list that contains `count` empty slots and then the shared names and values.
-local function behind(shared, count)
-  local list = shared.behind[count]
+local function shared_after(shared, count)
+  local list = shared.lists[count]
   if not list then
     list = {}
     for at = 1, count + #shared.list do
       list[at] = at > count and shared.list[at - count] or ''
     end
-    shared.behind[count] = list
+    shared.lists[count] = list
   end
   return {unpack(list)}
 end
 
 -- Return the fields that an item has at its next place. The changed fields come last, and the
 -- others keep their order. Fields of the body whose names are in `dropped` (a set) are left out.
-local function renewed(item, shared, dropped)
+local function change_fields(item, shared, dropped)
   local own, others = item.own, {}
   for at = 1, #own, 2 do
     if not shared.at[own[at]] then
@@ -62,7 +62,7 @@ local function renewed(item, shared, dropped)
     end
   end
   local count = #kept
-  local result = behind(shared, count)
+  local result = shared_after(shared, count)
   for at = 1, count do
     result[at] = kept[at]
   end

@@ -45,12 +45,12 @@ local function decide_outcomes(items, shared, adjacent, stream, retry, group)
   for _, item in ipairs(items) do
     local source, id = item.source, item.id
     local found = known[source]
-    if seen[item.place] or not (found.pending[id] or pending(source, group, id)) then
+    if seen[item.place] or not (found.pending[id] or is_entry_pending(source, group, id)) then
       item.word = 'GONE'
     else
       seen[item.place] = true
-      local body = found.bodies[id] or body_of(source, id)
-      if not body and (shared.at['payload'] or has(item.own, 'payload')) then
+      local body = found.bodies[id] or read_body(source, id)
+      if not body and (shared.at['payload'] or has_field(item.own, 'payload')) then
         body = {}
       end
       item.word = body and 'MOVED' or 'MISSING'

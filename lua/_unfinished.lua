@@ -22,7 +22,7 @@ end
 
 -- Search for a copy in the retry stream, among its pending and its unread entries.
 local function in_retry_stream(retry, group, id)
-  local found = group_on(retry, group)
+  local found = read_group(retry, group)
   if not found then
     return false
   end
@@ -42,7 +42,7 @@ local function in_retry_stream(retry, group, id)
 end
 
 -- Search the waiting retries for the message itself and for its copies.
-local function waits(delayed, items, id)
+local function is_waiting(delayed, items, id)
   if redis.call('ZSCORE', delayed, 'm:' .. id) then
     return true
   end
@@ -57,8 +57,8 @@ local function waits(delayed, items, id)
   return false
 end
 
-local function unfinished(stream, retry, delayed, items, group, id)
-  local found = group_on(stream, group)
+local function is_unfinished(stream, retry, delayed, items, group, id)
+  local found = read_group(stream, group)
   if not found or not is_id(id) then
     return false
   end
@@ -66,6 +66,6 @@ local function unfinished(stream, retry, delayed, items, group, id)
     return #redis.call('XRANGE', stream, id, id, 'COUNT', 1) > 0
   end
   return is_pending(stream, group, id)
-    or waits(delayed, items, id)
+    or is_waiting(delayed, items, id)
     or in_retry_stream(retry, group, id)
 end

@@ -29,7 +29,7 @@
 local stream, retry, delayed = KEYS[1], KEYS[2], KEYS[3]
 local group = ARGV[1]
 
-local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
+local on_stream, on_retry = read_group(stream, group), read_group(retry, group)
 if not on_stream then
   return {'NOGROUP'}
 end

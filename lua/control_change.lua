@@ -31,7 +31,7 @@ local LAST_MAX = 4503599627370496
 
 local removed = {unpack(ARGV, 4)}
 -- Readers reject times of 2^52 or later. This script never wrote such a time, so it ignores it.
-local last = whole(redis.call('HGET', control, 'last')) or 0
+local last = to_int(redis.call('HGET', control, 'last')) or 0
 if last >= LAST_MAX then
   last = 0
 end

@@ -33,7 +33,7 @@ local earlier = redis.call('GET', dedup)
 if earlier then
   return {'DUPLICATE', earlier}
 end
-if group ~= '' and not group_on(target, group) then
+if group ~= '' and not read_group(target, group) then
   return {'NOGROUP'}
 end
 redis.call('XLEN', target)

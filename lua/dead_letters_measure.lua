@@ -36,13 +36,13 @@ while more and seen < count and bytes < BYTES_MAX do
   end
   more = #page > 0
   for _, letter in ipairs(page) do
-    local group = named(letter[2])['group'] or ''
+    local group = to_table(letter[2])['group'] or ''
     if not counts[group] then
       order[#order + 1] = group
       counts[group] = 0
     end
     counts[group] = counts[group] + 1
-    bytes = bytes + size_of(letter[2])
+    bytes = bytes + fields_size(letter[2])
     after = letter[1]
   end
   seen = seen + #page

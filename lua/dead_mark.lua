@@ -34,7 +34,7 @@ local now = now_unix_ms()
 local mark = redis.call('HGET', moving, dead_letter_id)
 if mark and target ~= '' then
   local since, first = string.match(mark, '^(%d+) (.*)$')
-  return {'OK', first or mark, text(now - (whole(since) or 0))}
+  return {'OK', first or mark, text(now - (to_int(since) or 0))}
 end
 
 -- No writes above this line

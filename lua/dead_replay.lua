@@ -55,16 +55,16 @@ if mark then
   return {'MOVING', string.match(mark, '^%d+ (.*)$') or mark}
 end
 if group ~= '' then
-  local owner = named(letter[2])['group'] or ''
+  local owner = to_table(letter[2])['group'] or ''
   if owner ~= group then
     return {'MISMATCH', owner}
   end
-  if not group_on(target, group) then
+  if not read_group(target, group) then
     return {'NOGROUP'}
   end
 end
 
 -- No writes above this line
-local new_id = redis.call('XADD', target, '*', unpack(merged(letter[2], changed, DEAD_ONLY)))
+local new_id = redis.call('XADD', target, '*', unpack(merge_fields(letter[2], changed, DEAD_ONLY)))
 redis.call('XDEL', dlq, dead_letter_id)
 return {'OK', new_id}

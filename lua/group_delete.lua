@@ -63,8 +63,8 @@ local held = redis.call('HMGET', fence, 'owner', 'epoch')
 if redis.call('GET', lease) and force ~= '1' then
   return {'OWNED', held[1] or '', held[2] or '0'}
 end
-local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
-local pending = in_hand(on_stream) + in_hand(on_retry)
+local on_stream, on_retry = read_group(stream, group), read_group(retry, group)
+local pending = count_pending(on_stream) + count_pending(on_retry)
 local unread = 0
 if on_retry then
   unread = #entries_after(retry, on_retry['last-delivered-id'], '+', 1)
@@ -79,7 +79,7 @@ end
 
 -- No writes above this line
 if pending > at_once then
-  keep(fence, lease, token, ttl_ms, 'group-delete')
+  hold_assignment(fence, lease, token, ttl_ms, 'group-delete')
   forget_oldest({{stream, on_stream}, {retry, on_retry}}, part)
   return {'MORE'}
 end

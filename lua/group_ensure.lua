@@ -32,8 +32,8 @@
 local stream, retry, trim = KEYS[1], KEYS[2], KEYS[3]
 local group, start = ARGV[1], ARGV[2]
 
-local on_stream = group_on(stream, group)
-local on_retry = group_on(retry, group)
+local on_stream = read_group(stream, group)
+local on_retry = read_group(retry, group)
 local floor = redis.call('HGET', trim, 'floor:' .. group)
 if not on_stream and floor and not is_id(floor) then
   return bad_value(trim, 'floor:' .. group, 'the id of an entry')
@@ -48,4 +48,4 @@ if on_stream then
   return {'OK'}
 end
 redis.call('XGROUP', 'CREATE', stream, group, at, 'MKSTREAM')
-return {'CREATED', group_on(stream, group)['last-delivered-id']}
+return {'CREATED', read_group(stream, group)['last-delivered-id']}

@@ -77,12 +77,12 @@ if not free and (force ~= '1' or held[1] == keeper) then
   return {'OWNED', held[1] or '', held[2] or '0'}
 end
 local taken = held[3] and held[3] ~= token
-local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
+local on_stream, on_retry = read_group(stream, group), read_group(retry, group)
 if not on_stream then
   return {'NOGROUP'}
 end
 -- With a position after the last ID, the group would skip messages that are written later.
-local last = named(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
+local last = to_table(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
 if after == '' or older(last, after) then
   after = last
 end
@@ -91,13 +91,13 @@ redis.call('HLEN', items)
 redis.call('HLEN', attempts)
 redis.call('HLEN', trim)
 if on_retry then
-  retry_end = named(redis.call('XINFO', 'STREAM', retry))['last-generated-id']
+  retry_end = to_table(redis.call('XINFO', 'STREAM', retry))['last-generated-id']
 end
 
 -- No writes above this line
 local dropping = drop == '1' and on_retry
-if in_hand(on_stream) + in_hand(dropping) > at_once then
-  keep(fence, lease, token, ttl_ms, 'group-reset')
+if count_pending(on_stream) + count_pending(dropping) > at_once then
+  hold_assignment(fence, lease, token, ttl_ms, 'group-reset')
   if taken then
     note_change(epochs, 'reset', held[2] or '0', held[1] or '', '')
   end

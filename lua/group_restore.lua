@@ -42,24 +42,25 @@ local refusal = superseded(fence, token)
 if refusal then
   return refusal
 end
-local main_ids, retry_ids, bad = sorted(stream, retry, places)
+local main_ids, retry_ids, bad = sort_places(stream, retry, places)
 if bad then
   return redis.error_reply('ERR not a place: ' .. bad)
 end
 
 -- Return the ID after which the group continues on a stream, or nil if it exists there.
-local function missing(source, after)
-  if group_on(source, group) then
+local function restore_position(source, after)
+  if read_group(source, group) then
     return nil
   end
-  local there = redis.call('EXISTS', source) == 1
-  local last = there and named(redis.call('XINFO', 'STREAM', source))['last-generated-id'] or '0-0'
+  local exists = redis.call('EXISTS', source) == 1
+  local info = exists and to_table(redis.call('XINFO', 'STREAM', source))
+  local last = info and info['last-generated-id'] or '0-0'
   return older(last, after) and '0-0' or after
 end
-local main_at, retry_at = missing(stream, after_main), missing(retry, after_retry)
+local main_at, retry_at = restore_position(stream, after_main), restore_position(retry, after_retry)
 
 -- No writes above this line
-local function make(source, at, ids)
+local function create_group(source, at, ids)
   redis.call('XGROUP', 'CREATE', source, group, at, 'MKSTREAM')
   for first = 1, #ids, SLICE do
     local part = slice(ids, first, math.min(first + SLICE - 1, #ids))
@@ -68,9 +69,9 @@ local function make(source, at, ids)
   end
 end
 if retry_at then
-  make(retry, retry_at, retry_ids)
+  create_group(retry, retry_at, retry_ids)
 end
 if main_at then
-  make(stream, main_at, main_ids)
+  create_group(stream, main_at, main_ids)
 end
 return {'OK', main_at or '', retry_at or ''}

@@ -66,7 +66,7 @@ local token, seen_epoch, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 local owner, group, dead_token = ARGV[4], ARGV[5], ARGV[6]
 
 local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner', 'mark', 'quarantine', 'accused')
-local holder, epoch, mark = held[1], whole(held[2]), held[4]
+local holder, epoch, mark = held[1], to_int(held[2]), held[4]
 local leased = redis.call('GET', lease)
 if leased and leased ~= token and (dead_token == '' or leased ~= dead_token) then
   return {'HELD', text(redis.call('PTTL', lease)), text(epoch or 0), held[3] or ''}
@@ -92,8 +92,8 @@ local unclean = holder ~= false
 local victim, hits, accused = '', 1, held[6] or ''
 if unclean and not mine and mark then
   local source, id = locate(stream, retry, mark)
-  if source and pending(source, group, id) then
-    local charged = (whole(redis.call('HGET', attempts, mark .. ':c')) or 0) > 0
+  if source and is_entry_pending(source, group, id) then
+    local charged = (to_int(redis.call('HGET', attempts, mark .. ':c')) or 0) > 0
     if charged or string.find(' ' .. accused .. ' ', ' ' .. mark .. ' ', 1, true) then
       victim, hits = mark, charged and 1 or 3
     else
@@ -116,7 +116,7 @@ end
 -- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', fence, 'mark', 'session')
 if victim ~= '' then
-  count_on(attempts, victim .. ':c', hits)
+  increment(attempts, victim .. ':c', hits)
 end
 local now = now_unix_ms()
 epoch = math.max(epoch + 1, now)

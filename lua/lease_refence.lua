@@ -43,11 +43,11 @@ local group, charged, context = ARGV[4], ARGV[5], ARGV[6]
 local done = slice(ARGV, 7, #ARGV)
 
 local held = redis.call('HMGET', fence, 'token', 'epoch')
-local epoch = whole(held[2])
+local epoch = to_int(held[2])
 if not epoch then
   return bad_value(fence, 'epoch', 'a whole number')
 end
-local crashes = whole(redis.call('HGET', attempts, charged .. ':c')) or 0
+local crashes = to_int(redis.call('HGET', attempts, charged .. ':c')) or 0
 if held[1] == new then
   return {'OK', text(epoch), crashes}
 end
@@ -57,20 +57,20 @@ if refusal then
 end
 local counted = redis.call('HLEN', attempts) > 0
 redis.call('STRLEN', lease)
-local main_ids, retry_ids, bad = sorted(stream, retry, done)
+local main_ids, retry_ids, bad = sort_places(stream, retry, done)
 local source, charged_id = locate(stream, retry, charged)
 if bad or (charged ~= '' and not source) then
   return redis.error_reply('ERR not a place: ' .. (bad or charged))
 end
 redis.call('XLEN', stream)
 redis.call('XLEN', retry)
-local blamed = source and pending(source, group, charged_id)
+local is_charged = source and is_entry_pending(source, group, charged_id)
 
 -- No writes above this line
 -- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', fence, 'mark', 'session')
-if blamed then
-  crashes = count_on(attempts, charged .. ':c', 1)
+if is_charged then
+  crashes = increment(attempts, charged .. ':c', 1)
   redis.call('HSET', attempts, charged .. ':last', context)
 end
 local now = now_unix_ms()

@@ -31,7 +31,7 @@ local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner')
 if held[1] then
   return {'HELD', held[2] or '0', held[3] or ''}
 end
-if not group_on(source, group) then
+if not read_group(source, group) then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)
 end
 

@@ -29,7 +29,7 @@
 local stream, meta = KEYS[1], KEYS[2]
 local partitions, alone, messages = ARGV[1], ARGV[2], 3
 
-local present = moved(meta, stream, partitions)
+local present = find_new_count(meta, stream, partitions)
 if present then
   return {'MOVED', present}
 end

@@ -43,7 +43,7 @@ end
 if redis.call('HGET', fence, 'session') ~= session then
   return {'SESSION'}
 end
-if not group_on(stream, group) or not group_on(retry, group) then
+if not read_group(stream, group) or not read_group(retry, group) then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. stream)
 end
 

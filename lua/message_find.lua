@@ -30,7 +30,7 @@ local AT_ONCE = 8
 local COPIES_MAX = 100
 local LEFT_OUT = {payload = true, headers = true, traceback = true}
 
-local function copied(fields)
+local function copy_fields(fields)
   local found, ours = {}, false
   for at = 1, #fields - 1, 2 do
     if fields[at] == field and fields[at + 1] == value then
@@ -48,11 +48,11 @@ local copies, seen, bytes = {}, 0, 0
 while from ~= '' and seen < count and bytes < BYTES_MAX and #copies < COPIES_MAX do
   local page = redis.call('XRANGE', stream, from, '+', 'COUNT', AT_ONCE)
   for _, entry in ipairs(page) do
-    local fields = copied(entry[2])
+    local fields = copy_fields(entry[2])
     if fields then
       copies[#copies + 1] = {entry[1], fields}
     end
-    bytes = bytes + size_of(entry[2])
+    bytes = bytes + fields_size(entry[2])
   end
   seen = seen + #page
   local last = #page == AT_ONCE and page[#page][1] or ''

@@ -45,7 +45,7 @@ local function scalar(value)
 end
 
 -- Return the names and values of an item, alternating, or nil if it contains anything else.
-local function fields_of(packed)
+local function unpack_fields(packed)
   local readable, fields = pcall(cmsgpack.unpack, packed)
   if not readable or type(fields) ~= 'table' or #fields == 0 or #fields % 2 == 1 then
     return nil
@@ -81,7 +81,7 @@ for _, member in ipairs(due) do
   end
   local packed = redis.call('HGET', items, member)
   size = size + (packed and #packed or 0)
-  local fields = packed and fields_of(packed)
+  local fields = packed and unpack_fields(packed)
   local write = #gone == 0 and redis.call or redis.pcall
   if fields then
     written = write('XADD', target, '*', unpack(fields))

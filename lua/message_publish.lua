@@ -51,7 +51,7 @@ local stream, meta, dedup = KEYS[1], KEYS[2], KEYS[3]
 local partitions, window_ms, max_backlog = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local alone, messages = ARGV[4], 5
 
-local present = moved(meta, stream, partitions)
+local present = find_new_count(meta, stream, partitions)
 if present then
   return {'MOVED', present}
 end
@@ -65,7 +65,7 @@ local room, backlog = #ARGV, ''
 if max_backlog >= 0 then
   local length = redis.call('XLEN', stream)
   if length + (#ARGV - messages + 1) / (alone == '1' and 1 or 3) > max_backlog then
-    backlog = backlog_of(stream, length)
+    backlog = measure_backlog(stream, length)
     room = max_backlog - backlog
     if room <= 0 then
       return {'FULL', backlog}

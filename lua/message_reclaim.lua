@@ -66,20 +66,20 @@ end
 if redis.call('HGET', fence, 'session') ~= session then
   return {'SESSION'}
 end
-local on_source = group_on(source, group)
+local on_source = read_group(source, group)
 if not on_source then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)
 end
 local entries, ids, missing, looked, size = {}, {}, {}, 0, 0
 
 -- Take one more idle entry. Returns true if the page can continue after it, or false without room.
-local function pass(id)
+local function take_entry(id)
   if #ids + #missing >= count or size >= BYTES_MAX then
     return false
   end
   local entry = redis.call('XRANGE', source, id, id)[1]
   if entry then
-    size = size + size_of(entry[2])
+    size = size + fields_size(entry[2])
     entries[#entries + 1] = entry
   end
   table.insert(entry and ids or missing, id)
@@ -99,7 +99,7 @@ local function walk(name, behind)
     rows = pending_after(source, group, behind, asked, unpack(filter))
     for _, row in ipairs(rows) do
       local idle = row[2] == name and (name == '' or row[3] >= idle_ms)
-      if idle and not pass(row[1]) then
+      if idle and not take_entry(row[1]) then
         return {name, behind}
       end
       looked, behind = looked + 1, row[1]
@@ -110,7 +110,7 @@ end
 
 local here, stop, unowned = after == '', nil, on_source['pending']
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
-  local consumer = named(flat)
+  local consumer = to_table(flat)
   local name, holds = consumer['name'], consumer['pending']
   here = here or name == at_name
   unowned = unowned - (name ~= '' and holds or 0)
@@ -120,9 +120,9 @@ for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
     looked = looked + 1
   end
 end
-local goes_on = at_name == '' and after ~= ''
-if not stop and (here or goes_on) and unowned > 0 then
-  stop = walk('', goes_on and after or '0-0')
+local continues = at_name == '' and after ~= ''
+if not stop and (here or continues) and unowned > 0 then
+  stop = walk('', continues and after or '0-0')
 end
 
 -- No writes above this line

@@ -63,8 +63,8 @@ local refusal = superseded(fence, token)
 if refusal then
   return refusal
 end
-local on_stream = group_on(stream, group)
-local on_retry = group_on(retry, group)
+local on_stream = read_group(stream, group)
+local on_retry = read_group(retry, group)
 if not on_stream or not on_retry then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. stream)
 end
@@ -87,8 +87,8 @@ local function page(source, letter, after)
       kept = redis.call('HMGET', attempts, unpack(names))
     end
     local fields = found[1] and found[1][2] or false
-    size = size + size_of(fields or {})
-    local crashes, failures, due = whole(kept[1]), whole(kept[2]), whole(kept[4])
+    size = size + fields_size(fields or {})
+    local crashes, failures, due = to_int(kept[1]), to_int(kept[2]), to_int(kept[4])
     local wait = due and math.max(0, due - now) or -1
     entries[#entries + 1] = {id, fields, crashes or -1, failures or -1, kept[3] or '', wait}
   end

@@ -37,7 +37,7 @@ local scheduled, items, meta, dedup = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local partitions, delay_ms, at_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local send_id, window_ms, fields = ARGV[4], ARGV[5], slice(ARGV, 6, #ARGV)
 
-local present = moved(meta, scheduled, partitions)
+local present = find_new_count(meta, scheduled, partitions)
 if present then
   return {'MOVED', present}
 end
@@ -57,7 +57,7 @@ end
 -- No writes above this line
 local now = now_unix_ms()
 local due = text(at_ms >= 0 and at_ms or now + delay_ms)
-redis.call('HSET', items, send_id, cmsgpack.pack(merged(fields, {'sentAt', text(now)}, {})))
+redis.call('HSET', items, send_id, cmsgpack.pack(merge_fields(fields, {'sentAt', text(now)}, {})))
 redis.call('ZADD', scheduled, due, send_id)
 if dedup ~= scheduled then
   redis.call('SET', dedup, send_id, 'PX', window_ms)

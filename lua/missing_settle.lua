@@ -32,7 +32,7 @@
 local stream, attempts, trim = KEYS[1], KEYS[2], KEYS[3]
 local group, count = ARGV[1], tonumber(ARGV[2])
 
-if not group_on(stream, group) then
+if not read_group(stream, group) then
   return {'NOGROUP'}
 end
 local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
@@ -49,6 +49,6 @@ end
 forget_all_attempts(attempts, places)
 local settled = acknowledge(stream, group, ids)
 if settled > 0 then
-  count_on(trim, 'dropped_pending:' .. group, settled)
+  increment(trim, 'dropped_pending:' .. group, settled)
 end
 return {'OK', settled}

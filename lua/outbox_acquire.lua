@@ -37,7 +37,7 @@ local leased = redis.call('GET', lease)
 if leased and leased ~= token and leased ~= dead then
   return {'HELD', leased, redis.call('PTTL', lease), held[2] or ''}
 end
-local epoch = whole(held[1])
+local epoch = to_int(held[1])
 if not epoch then
   return bad_value(outbox, 'epoch', 'a whole number')
 end

@@ -32,14 +32,14 @@ local record, meta = KEYS[1], KEYS[2]
 local epoch, partitions = ARGV[1], ARGV[2]
 
 local found = redis.call('HMGET', record, 'epoch', 'rows')
-local present = whole(found[1])
+local present = to_int(found[1])
 if not present then
   return bad_value(record, 'epoch', 'a whole number')
 end
 if present > tonumber(epoch) then
   return {'FENCED', found[1]}
 end
-local count = moved(meta, record, partitions)
+local count = find_new_count(meta, record, partitions)
 if count then
   return {'MOVED', count}
 end

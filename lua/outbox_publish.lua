@@ -57,7 +57,7 @@ local keys, rows = {stream = stream, scheduled = scheduled, items = items}, 4
 local values = #ARGV
 
 local held = redis.call('HMGET', record, 'epoch', 'rows')
-local present = whole(held[1])
+local present = to_int(held[1])
 if not present then
   return bad_value(record, 'epoch', 'a whole number')
 end
@@ -67,11 +67,11 @@ end
 if present < tonumber(epoch) then
   return {'UNFENCED'}
 end
-local count = moved(meta, stream, partitions)
+local count = find_new_count(meta, stream, partitions)
 if count then
   return {'MOVED', count}
 end
-local recorded = recorded_in(held[2])
+local recorded = parse_uids(held[2])
 local length = redis.call('XLEN', stream)
 if scheduled ~= stream then
   redis.call('ZCARD', scheduled)
@@ -81,13 +81,13 @@ local room, backlog = values, ''
 if max_backlog >= 0 then
   local new, at = 0, rows
   while at <= values do
-    new = new + (recorded[uid_of(ARGV[at])] and 0 or 1)
+    new = new + (recorded[row_uid(ARGV[at])] and 0 or 1)
     at = at + 3 + ARGV[at + 2]
   end
   if length + new > max_backlog then
-    backlog = backlog_of(stream, length)
+    backlog = measure_backlog(stream, length)
     room = math.max(0, max_backlog - backlog)
-    if room == 0 and new > 0 and not recorded[uid_of(ARGV[rows])] then
+    if room == 0 and new > 0 and not recorded[row_uid(ARGV[rows])] then
       return {'FULL', backlog}
     end
   end
@@ -98,7 +98,7 @@ local now, call = now_unix_ms(), redis.call
 local at, first, added, kept, rest = rows, 0, 0, {}, ''
 while at <= values do
   local row, due, last = ARGV[at], ARGV[at + 1], at + 2 + ARGV[at + 2]
-  local uid = uid_of(row)
+  local uid = row_uid(row)
   local stopped = rest ~= ''
   if recorded[uid] then
     kept[#kept + 1] = row

@@ -35,18 +35,18 @@ local stream, dlq, scheduled, trim = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 local length, added, first, last, positions, counted = 0, '0', '', '', {}, 1
 if redis.call('EXISTS', stream) == 1 then
-  local info = named(redis.call('XINFO', 'STREAM', stream))
+  local info = to_table(redis.call('XINFO', 'STREAM', stream))
   length = info['length']
   last = info['last-generated-id']
   first = info['first-entry'] and info['first-entry'][1] or ''
   counted = info['entries-added'] and 1 or 0
   -- Before 7.0, the server does not count added entries, so present and removed ones are added up.
-  added = text(info['entries-added'] or length + (whole(redis.call('HGET', trim, 'removed')) or 0))
-  for _, group in ipairs(groups_of(stream)) do
-    if of_query(group) then
+  added = text(info['entries-added'] or length + (to_int(redis.call('HGET', trim, 'removed')) or 0))
+  for _, group in ipairs(read_groups(stream)) do
+    if is_query(group) then
       local unread = group['last-delivered-id'] == last and 0 or group['lag'] or ''
       local shown = redis.call('XINFO', 'CONSUMERS', stream, group['name'])[1]
-      positions[#positions + 1] = {group['name'], unread, shown and named(shown)['idle'] or ''}
+      positions[#positions + 1] = {group['name'], unread, shown and to_table(shown)['idle'] or ''}
     end
   end
 end

@@ -37,8 +37,8 @@
 local stream, retry, delayed, dlq, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, limit = ARGV[1], tonumber(ARGV[2])
 
-local on_stream = group_on(stream, group)
-local on_retry = group_on(retry, group)
+local on_stream = read_group(stream, group)
+local on_retry = read_group(retry, group)
 if not on_stream or not on_retry then
   return {'NOGROUP'}
 end

@@ -44,7 +44,7 @@ end
 if redis.call('HGET', fence, 'session') ~= session then
   return {'SESSION'}
 end
-local main_ids, retry_ids, bad = sorted(stream, retry, acked)
+local main_ids, retry_ids, bad = sort_places(stream, retry, acked)
 for place in string.gmatch(places .. ' ', '(.-) ') do
   bad = bad or (places ~= '' and not locate(stream, retry, place) and place)
 end

@@ -29,12 +29,12 @@
 local stream, trim = KEYS[1], KEYS[2]
 local group, after, read, hold = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
-local known = group_on(stream, group)
+local known = read_group(stream, group)
 redis.call('HLEN', trim)
 if redis.call('EXISTS', stream) == 0 then
   return {'MISSING'}
 end
-local info = named(redis.call('XINFO', 'STREAM', stream))
+local info = to_table(redis.call('XINFO', 'STREAM', stream))
 local last = info['last-generated-id']
 -- With a position after the last ID, entries that are written later would not count as unread.
 local position = {stream, group, older(last, after) and last or after}

@@ -34,17 +34,17 @@ local record = redis.call('HMGET', trim, 'archived', 'shrink_from')
 if redis.call('EXISTS', stream) == 0 then
   return {'OK', 0, 0, '', '', record[1] or '', record[2] or '', {}, ''}
 end
-local function first_from(id)
+local function first_id_from(id)
   local found = redis.call('XRANGE', stream, id, '+', 'COUNT', 1)[1]
   return found and found[1] or ''
 end
-local info = named(redis.call('XINFO', 'STREAM', stream))
+local info = to_table(redis.call('XINFO', 'STREAM', stream))
 local bytes = redis.pcall('MEMORY', 'USAGE', stream, 'SAMPLES', 1000)
 local groups = {}
-for at, group in ipairs(groups_of(stream)) do
+for at, group in ipairs(read_groups(stream)) do
   local idle = ''
   for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group['name'])) do
-    local seen = named(flat)['idle']
+    local seen = to_table(flat)['idle']
     idle = idle == '' and seen or math.min(idle, seen)
   end
   local unread = group['lag'] or ''
@@ -55,8 +55,8 @@ for at, group in ipairs(groups_of(stream)) do
     'HMGET', trim, 'dropped_unread:' .. group['name'], 'dropped_pending:' .. group['name']
   )
   local name, pending = group['name'], group['pending']
-  local needs = keeps(group, trim) and first_from(floor_of(stream, group)) or ''
-  groups[at] = {name, pending, needs, unread, idle, whole(lost[1]) or 0, whole(lost[2]) or 0}
+  local needs = keeps_unread(group, trim) and first_id_from(group_floor(stream, group)) or ''
+  groups[at] = {name, pending, needs, unread, idle, to_int(lost[1]) or 0, to_int(lost[2]) or 0}
 end
 return {
   'OK',
@@ -67,5 +67,5 @@ return {
   record[1] or '',
   record[2] or '',
   groups,
-  first_from(archive_floor(record[1])),
+  first_id_from(archive_floor(record[1])),
 }

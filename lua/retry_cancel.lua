@@ -33,7 +33,7 @@
 local delayed, items, dlq = KEYS[1], KEYS[2], KEYS[3]
 local drop, entries = ARGV[1], slice(ARGV, 2, #ARGV)
 
-local function body_in(packed)
+local function unpack_body(packed)
   local readable, body = pcall(cmsgpack.unpack, packed or '')
   if readable and type(body) == 'table' and #body > 0 and #body <= WIDE and #body % 2 == 0 then
     return body
@@ -50,7 +50,7 @@ while at <= #entries do
     entry.word = 'GONE'
   else
     -- An item that is dropped need not be readable.
-    entry.body = drop ~= '1' and body_in(redis.call('HGET', items, entry.place))
+    entry.body = drop ~= '1' and unpack_body(redis.call('HGET', items, entry.place))
     entry.word = 'MOVED'
     if drop ~= '1' and not entry.body then
       entry.word = 'UNREADABLE'
@@ -72,7 +72,7 @@ for number, entry in ipairs(chosen) do
   words[number], letters[number] = entry.word, ''
   if entry.word == 'MOVED' then
     if drop ~= '1' then
-      local fields = merged(entry.body, entry.changed, {failedAt = true})
+      local fields = merge_fields(entry.body, entry.changed, {failedAt = true})
       letters[number] = redis.call('XADD', dlq, '*', 'failedAt', failed_at, unpack(fields))
     end
     redis.call('ZREM', delayed, entry.place)

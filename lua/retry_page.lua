@@ -31,7 +31,7 @@ local after_due, after_place, count = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[
 -- last row of the previous reply is gone and many others are due in the same millisecond.
 local PAGES = 100
 
-local function described(packed)
+local function describe_message(packed)
   local readable, fields = pcall(cmsgpack.unpack, packed)
   if not readable or type(fields) ~= 'table' or #fields % 2 == 1 then
     return -1, {}
@@ -73,7 +73,7 @@ for _ = 1, PAGES do
       more = true
     elseif behind or after_place == '' then
       local packed = redis.call('HGET', items, place) or ''
-      local size, shown = described(packed)
+      local size, shown = describe_message(packed)
       rows[#rows + 1] = {place, text(due), size, shown}
       bytes = bytes + #packed
     end

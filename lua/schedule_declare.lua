@@ -45,9 +45,9 @@ local since_ms, takeover_ms, next, force = ARGV[5], tonumber(ARGV[6]), ARGV[7], 
 
 local known = redis.call('HMGET', schedules, name .. ':hash', name .. ':origin', name .. ':seen',
   name .. ':since')
-local known_hash, known_origin, seen = known[1], known[2], whole(known[3] or nil) or 0
+local known_hash, known_origin, seen = known[1], known[2], to_int(known[3] or nil) or 0
 local now = now_unix_ms()
-local reason = held(schedules, name)
+local reason = read_hold(schedules, name)
 if known_hash and not force and reason ~= 'unreadable' then
   if known_origin ~= origin then
     return {'OPERATOR'}
@@ -55,7 +55,7 @@ if known_hash and not force and reason ~= 'unreadable' then
   if known_hash == hash then
     return {'SAME'}
   end
-  local newer = tonumber(since_ms) > (whole(known[4] or nil) or 0)
+  local newer = tonumber(since_ms) > (to_int(known[4] or nil) or 0)
   if not newer and now - seen <= takeover_ms then
     return {'OTHER', known_hash}
   end

@@ -85,15 +85,15 @@ local function decide(step)
     step.word = 'CHANGED'
   elseif number > now then
     step.word = 'EARLY'
-  elseif seen and now - (whole(seen) or 0) > orphan_ms then
+  elseif seen and now - (to_int(seen) or 0) > orphan_ms then
     step.word = 'ORPHANED'
   elseif step.tick == '' then
     step.word = 'SKIPPED'
-  elseif tonumber(step.tick) <= (written[name] or sent and whole(sent) or -1) then
+  elseif tonumber(step.tick) <= (written[name] or sent and to_int(sent) or -1) then
     step.word = 'SENT'
   else
     local busy = group ~= '' and (written[name]
-      or id and unfinished(stream, retry, delayed, items, group, id))
+      or id and is_unfinished(stream, retry, delayed, items, group, id))
     step.word = 'FIRED'
     if busy then
       step.word = 'OVERLAP'
@@ -124,11 +124,11 @@ for _, step in ipairs(steps) do
     local id = redis.call('XADD', stream, '*', unpack(step.body))
     local late = text(math.max(0, now - tonumber(step.due)))
     redis.call('HSET', last, name .. ':tick', step.tick, name .. ':id', id, name .. ':late', late)
-    count_on(last, name .. ':fired', 1)
+    increment(last, name .. ':fired', 1)
   end
   local left_out = step.left_out + (step.word == 'OVERLAP' and 1 or 0)
   if left_out > 0 then
-    count_on(last, name .. ':skipped', left_out)
+    increment(last, name .. ':skipped', left_out)
   end
   if step.following == '' then
     redis.call('ZREM', due, name)

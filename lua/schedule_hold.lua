@@ -24,7 +24,7 @@ local due, schedules = KEYS[1], KEYS[2]
 local name, reason = ARGV[1], ARGV[2]
 
 local score = redis.call('ZSCORE', due, name)
-local _, before = held(schedules, name)
+local _, before = read_hold(schedules, name)
 if redis.call('HEXISTS', schedules, name .. ':hash') == 0 and not score then
   return {'GONE'}
 end

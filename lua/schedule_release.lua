@@ -21,7 +21,7 @@
 local due, schedules = KEYS[1], KEYS[2]
 local name = ARGV[1]
 
-local reason, at = held(schedules, name)
+local reason, at = read_hold(schedules, name)
 if not reason then
   return {'GONE'}
 end

@@ -44,7 +44,7 @@ if redis.call('HGET', schedules, name .. ':hash') ~= hash then
   return {'CHANGED'}
 end
 local tick, ran = unpack(redis.call('HMGET', last, name .. ':tick', name .. ':ran'))
-if instant <= math.max(whole(tick or nil) or 0, whole(ran or nil) or 0) then
+if instant <= math.max(to_int(tick or nil) or 0, to_int(ran or nil) or 0) then
   return {'AGAIN'}
 end
 redis.call('XLEN', stream)

@@ -34,7 +34,7 @@ local words, noted = {}, {}
 for at = 1, #declared, 2 do
   local name, each = declared[at], {word = false}
   local hash, origin = unpack(redis.call('HMGET', schedules, name .. ':hash', name .. ':origin'))
-  local reason, score = held(schedules, name)
+  local reason, score = read_hold(schedules, name)
   if not hash then
     each.word = 'MISSING'
   elseif hash == declared[at + 1] and origin == 'file' and reason ~= 'unreadable' then

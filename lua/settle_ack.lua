@@ -35,7 +35,7 @@ local refusal = superseded(fence, token)
 if refusal then
   return refusal
 end
-local main_ids, retry_ids, bad = sorted(stream, retry, places)
+local main_ids, retry_ids, bad = sort_places(stream, retry, places)
 if bad then
   return redis.error_reply('ERR not a place: ' .. bad)
 end

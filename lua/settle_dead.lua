@@ -70,7 +70,7 @@ local words, letters = {}, {}
 for at, entry in ipairs(entries) do
   words[at], letters[at] = entry.word, ''
   if entry.word == 'MOVED' then
-    local fields = renewed(entry, shared, ADDED)
+    local fields = change_fields(entry, shared, ADDED)
     letters[at] = redis.call('XADD', dlq, '*', 'failedAt', failed_at, unpack(fields))
     if counted then
       forget_attempts(attempts, entry.place)

@@ -47,9 +47,9 @@ for at = 1, #notes, 3 do
   if not source then
     return redis.error_reply('ERR not a place: ' .. place)
   end
-  if pending(source, group, id) then
+  if is_entry_pending(source, group, id) then
     there = there + 1
-    local noted = whole(redis.call('HGET', attempts, place .. ':f')) or 0
+    local noted = to_int(redis.call('HGET', attempts, place .. ':f')) or 0
     if failures > noted then
       higher[#higher + 1] = place .. ':f'
       higher[#higher + 1] = notes[at + 1]

@@ -77,7 +77,7 @@ for at, entry in ipairs(entries) do
   words[at] = entry.word
   if entry.word == 'MOVED' then
     packed[#packed + 1] = entry.place
-    packed[#packed + 1] = cmsgpack.pack(renewed(entry, shared, {}))
+    packed[#packed + 1] = cmsgpack.pack(change_fields(entry, shared, {}))
     dues[#dues + 1] = text(now + entry.delay_ms)
     dues[#dues + 1] = entry.place
     table.insert(ids[entry.source], entry.id)

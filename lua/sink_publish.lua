@@ -39,7 +39,7 @@ repeat
   page = entries_after(staged, after, '+', math.min(PIECE, limit - #rows))
   for _, row in ipairs(page) do
     if #rows == 0 or size < BYTES_MAX then
-      rows[#rows + 1], after, size = row[2], row[1], size + size_of(row[2])
+      rows[#rows + 1], after, size = row[2], row[1], size + fields_size(row[2])
     end
   end
 until #page == 0 or #rows == limit or size >= BYTES_MAX

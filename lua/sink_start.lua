@@ -34,7 +34,7 @@ local batch, plan, ttl_ms, rows, topics = ARGV[1], ARGV[2], ARGV[3], ARGV[4], AR
 
 local at = redis.call('HGET', record, 'batch')
 if at then
-  local last, current = whole(at), tonumber(batch)
+  local last, current = to_int(at), tonumber(batch)
   if not last then
     return bad_value(record, 'batch', 'the number of a batch')
   end

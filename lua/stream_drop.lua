@@ -47,15 +47,15 @@ local stream, trim = KEYS[1], KEYS[2]
 local drop_before, max_len, archive = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local limit, expected = tonumber(ARGV[4]), slice(ARGV, 5, #ARGV)
 
-local groups = groups_of(stream)
+local groups = read_groups(stream)
 if #groups == 0 then
   return {'NO_GROUPS'}
 end
-local missing = absent(groups, expected)
+local missing = find_missing_group(groups, expected)
 if missing then
   return {'MISSING_GROUP', missing}
 end
-local info = named(redis.call('XINFO', 'STREAM', stream))
+local info = to_table(redis.call('XINFO', 'STREAM', stream))
 local ceiling = archive_ceiling(trim, archive, info['last-generated-id'])
 local by_age = earlier(drop_before, ceiling)
 local length, record = info['length'], {}
@@ -67,7 +67,7 @@ end)
 -- No writes above this line
 local removed = 0
 -- Remove entries before an ID, as far as the limits of age and length require.
-local function cut(before)
+local function remove_before(before)
   if removed < limit and not stopped then
     local most, age = removed == 0 and length or 0, earlier(by_age, before)
     removed = removed + remove_nodes(stream, info, age, limit - removed, most)
@@ -89,7 +89,7 @@ local unread, crowded = {}, false
 for at, group in ipairs(groups) do
   local read = group['last-delivered-id']
   if not crowded then
-    cut(successor(read))
+    remove_before(successor(read))
   end
   unread[at] = {removed, 0}
   local first = not (crowded or stopped) and redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
@@ -108,14 +108,14 @@ for at, group in ipairs(groups) do
   end
 end
 if not crowded then
-  cut(ceiling)
+  remove_before(ceiling)
 end
 local dropped = {}
 for at, group in ipairs(groups) do
   local lost = math.max(0, removed - unread[at][1] - unread[at][2])
   dropped[2 * at - 1], dropped[2 * at] = group['name'], lost
   if lost > 0 then
-    count_on(trim, 'dropped_unread:' .. group['name'], lost)
+    increment(trim, 'dropped_unread:' .. group['name'], lost)
   end
 end
 if removed > 0 then

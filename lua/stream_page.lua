@@ -42,7 +42,7 @@ while more and n < count and bytes < BYTES_MAX do
     end
     n = n + 1
     entries[n] = found[at]
-    bytes = bytes + size_of(found[at][2])
+    bytes = bytes + fields_size(found[at][2])
   end
   local id = n > 0 and entries[n][1]
   first = id and '(' .. id

@@ -59,18 +59,18 @@ local shrink_ms, archive, groupless = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local limit, expected = tonumber(ARGV[7]), slice(ARGV, 8, #ARGV)
 
 local recorded = trim ~= stream
-local groups = groups_of(stream)
-groups = recorded and keeping(groups, trim) or groups
+local groups = read_groups(stream)
+groups = recorded and keeping_groups(groups, trim) or groups
 local length = redis.call('XLEN', stream)
 if #groups == 0 and (groupless == '0' or length == 0) then
   return {'NO_GROUPS'}
 end
-local missing = absent(groups, expected)
+local missing = find_missing_group(groups, expected)
 if missing then
   return {'MISSING_GROUP', missing}
 end
 
-local info = named(redis.call('XINFO', 'STREAM', stream))
+local info = to_table(redis.call('XINFO', 'STREAM', stream))
 local last = info['last-generated-id']
 local record = {}
 local floor, holder = lowest_floor(stream, groups, record)
@@ -88,7 +88,7 @@ if shrink_ms >= 0 then
   local known = redis.call('HMGET', trim, 'shrunk', 'shrink_from', 'shrink_next')
   -- If a value cannot be read, the interval starts again, so entries only stay longer.
   local now, from = now_unix_ms(), is_id(known[2]) and known[2] or '0-0'
-  local shrunk = known[1] and whole(known[1])
+  local shrunk = known[1] and to_int(known[1])
   local since = shrunk and now - shrunk
   if not since or since < 0 or since >= shrink_ms then
     from = is_id(known[3]) and known[3] or '0-0'

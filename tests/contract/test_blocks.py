@@ -65,22 +65,22 @@ def test_is_id_accepts_only_entry_ids(harness: Harness) -> None:
     assert evaluate(harness, "_ids", code + " return found", *good, *bad) == [1] * 3 + [0] * 10
 
 
-def test_whole_number_accepts_only_plain_decimals(harness: Harness) -> None:
+def test_to_int_accepts_only_plain_decimals(harness: Harness) -> None:
     """Only plain decimals are accepted. Lua's own conversion would accept hex and infinity."""
-    code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = whole(raw) or 'none' end"
+    code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = to_int(raw) or 'none' end"
     good = [0, 7, 2**53 - 1]
     bad = ["", "abc", "-1", "1e308", "inf", "nan", "0x10", " 7", "7.5", 2**53, "9" * 26]
     found = evaluate(harness, "_numbers", code + " return found", *good, *bad)
     assert found == [*good, *[b"none"] * len(bad)]
-    assert evaluate(harness, "_numbers", "return {whole(false), whole(nil)}") == [0, 0]
+    assert evaluate(harness, "_numbers", "return {to_int(false), to_int(nil)}") == [0, 0]
 
 
-def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
+def test_increment_restarts_an_invalid_counter(harness: Harness) -> None:
     """An invalid counter starts again.
 
     It must not be an error, because a script counts only after its effects.
     """
-    source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
+    source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn increment(KEYS[1], 'f', 2)"
     for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):
         harness.do("HSET", "h", "f", before)
         assert harness.do("EVAL", source, 1, "h") == after

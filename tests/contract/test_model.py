@@ -51,7 +51,7 @@ MUTATIONS = {
     ),
     "acquire charges what is settled": (
         "lease_acquire",
-        "source and pending(source, group, id)",
+        "source and is_entry_pending(source, group, id)",
         "source",
     ),
     "a lost round that accuses none of its members": (
@@ -76,7 +76,7 @@ MUTATIONS = {
     "a mark that survives the refence": ("lease_refence", "'mark', 'session'", "'session'"),
     "settling what is not pending": (
         "settle_retry",
-        "or not (found.pending[id] or pending(source, group, id))",
+        "or not (found.pending[id] or is_entry_pending(source, group, id))",
         "or false",
     ),
     "attempts that survive the entry": (

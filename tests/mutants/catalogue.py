@@ -596,7 +596,10 @@ SETTLING = (
         "each message is in exactly one place, also when the call is repeated",
         "lua/_settle_outcomes.lua",
         (
-            "if seen[item.place] or not (found.pending[id] or pending(source, group, id)) then",
+            (
+                "if seen[item.place]"
+                " or not (found.pending[id] or is_entry_pending(source, group, id)) then"
+            ),
             "if seen[item.place] then",
         ),
         tests={
@@ -976,7 +979,7 @@ SCHEDULES = (
         "an orphaned schedule that continues",
         "a schedule that no instance declares stops",
         "lua/schedule_fire.lua",
-        ("elseif seen and now - (whole(seen) or 0) > orphan_ms then", "elseif false then"),
+        ("elseif seen and now - (to_int(seen) or 0) > orphan_ms then", "elseif false then"),
         tests={"contract/test_schedules.py": "test_schedule_fire_refuses_an_orphan"},
     ),
     mutant(
@@ -1004,7 +1007,7 @@ SCHEDULES = (
         "a tick that is sent again after an edit",
         "x-schedule and x-scheduled-for never repeat together",
         "lua/schedule_fire.lua",
-        ("written[name] or sent and whole(sent) or -1", "-1"),
+        ("written[name] or sent and to_int(sent) or -1", "-1"),
         tests={"contract/test_schedules.py": "test_schedule_fire_does_not_repeat_a_sent_tick"},
     ),
     mutant(
@@ -1056,7 +1059,7 @@ SCHEDULES = (
         "a manual run that repeats the headers of a tick",
         "x-schedule and x-scheduled-for never repeat together",
         "lua/schedule_run.lua",
-        ("whole(tick or nil) or 0, whole(ran or nil) or 0", "whole(ran or nil) or 0, 0"),
+        ("to_int(tick or nil) or 0, to_int(ran or nil) or 0", "to_int(ran or nil) or 0, 0"),
         tests={"contract/test_schedules.py": "test_schedule_run_refuses_the_instant_of_a_tick"},
     ),
     mutant(

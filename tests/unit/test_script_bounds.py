@@ -193,7 +193,7 @@ UNPACKED: dict[str, int | str] = {
     "_outbox: ARGV, first, last": publishing.FIELDS_MAX,
     "control_change: ARGV, 4": 2 * directives.DIRECTIVES_MAX,
     "dead_deliver: fields": dead.DELIVER_MAX,
-    "dead_replay: merged(letter[2], changed, DEAD_ONLY)": LETTER_VALUES
+    "dead_replay: merge_fields(letter[2], changed, DEAD_ONLY)": LETTER_VALUES
     + 8,  # failedAt and three counts
     "group_restore: part": "_lists.SLICE",
     "member_heartbeat: silent": silence.FORGET_MAX,
