@@ -1,8 +1,8 @@
 """The web console. `streamqd console` runs it as a separate process.
 
-Like the commands, it reads and changes data in Redis only through the functions of
-`streamqd.admin`. The daemons do not depend on it. Only the command imports it, because it requires
-the extra `console`.
+The daemons do not depend on the console. It reads and changes data in Redis only through the
+functions of `streamqd.admin`, as the commands do. Only its own command imports it, because it
+requires the extra `console`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from streamqd.console.backend import ArchiveLook, Backend
 from streamqd.errors import RequestRefusedError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-STOP_SECONDS = 2  # time limit for running requests at the exit
+STOP_SECONDS = 2  # seconds that running requests may take to finish at the exit
 WATCH_SECONDS = 0.2
 
 
 def run(settings: config.Settings, say: Callable[[str], None], find_in_archive: ArchiveLook) -> int:
-    """Serve the console until SIGTERM or SIGINT, then return 0.
+    """Serve the console until SIGTERM or SIGINT, and then return 0.
 
-    `say` prints the address, and `find_in_archive` searches the archive that is configured.
-
-    Raises RequestRefusedError if listening on the address is not possible or not allowed.
+    `say` is called with the lines to print, such as the address. `find_in_archive` searches the
+    configured archive. Raises RequestRefusedError if the console cannot or may not listen on its
+    address.
     """
     check_listening(settings.console)
     with _listening(settings.console) as listener:
@@ -66,7 +66,7 @@ def _listening(console: config.Console) -> socket.socket:
 
 
 def _address(console: config.Console, port: int) -> str:
-    """Return the URL of the console for a browser on this host."""
+    """Return the URL with which a browser on this host opens the console."""
     host = console.address[0]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - a comparison
     return f"http://{f'[{shown}]' if ':' in shown and shown[0] != '[' else shown}:{port}"
@@ -107,8 +107,9 @@ async def _serve(
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    # Set these handlers before uvicorn installs its own. They also apply after uvicorn has stopped,
-    # because it then raises again the signals that it received.
+    # uvicorn replaces these handlers while it runs, restores them when it stops, and then raises
+    # the signals that it received again. Without these handlers, such a signal would then kill the
+    # process.
     for each in STOP_SIGNALS:
         signal.signal(each, stop)
     announce()

@@ -1,7 +1,8 @@
 """Access control: roles, sessions, the users file, users named by a proxy, and CSRF protection.
 
-A person is identified by a session cookie, or by a header from a configured proxy. This module
-decides who may access a route, and stores the sessions in memory. `app` calls it for each request.
+A person is identified by a session cookie, or by a header that a configured proxy adds. For each
+request, `app` asks this module who sent it and whether that person may access the route. The
+sessions are stored in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from streamqd.errors import RequestRefusedError
 SESSION_SECONDS = 12 * 3_600.0  # seconds without a request after which a session expires
 SESSIONS_MAX = 1_000
 NAME_CHARS = 64
-FAILURES_MAX = 10  # limit of wrong passwords per minute, counted for all names together
+FAILURES_MAX = 10  # limit of wrong passwords per minute, for all names together
 _SCRYPT = {"n": 1 << 14, "r": 8, "p": 1}
 _SECURE_SITES = ("same-origin",)
 
@@ -47,7 +48,7 @@ class Role(IntEnum):
 
 
 def parse_role(word: str) -> Role:
-    """Return the role with this name. Raises RequestRefusedError."""
+    """Return the role with this name. Raises RequestRefusedError if there is none."""
     try:
         return Role[word.upper()]
     except KeyError:
@@ -70,10 +71,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A line of the users file: NAME:ROLE:SALT:HASH.
-
-    The hash is the scrypt hash of the password.
-    """
+    """A line of the users file: NAME:ROLE:SALT:HASH, with a scrypt hash of the password."""
 
     name: str
     role: Role
@@ -111,8 +109,8 @@ def new_user(name: str, role: Role, password: str) -> UserRecord:
 def read_users(path: Path) -> dict[str, UserRecord]:
     """Read a users file and return its records by name.
 
-    Raises RequestRefusedError if the file cannot be read or is readable by others, and names the
-    number of an invalid line.
+    Raises RequestRefusedError if the file cannot be read, if other users may read it, or if a line
+    is invalid. The error contains the number of that line.
     """
     try:
         with path.open(encoding="utf-8") as opened:
@@ -167,7 +165,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class AccessRequest:
-    """The parts of a request that matter for access. Header names are in lower case."""
+    """The parts of a request that access control needs. Header names are in lower case."""
 
     method: str
     peer: str  # address of the client, or '' for a unix socket
@@ -181,7 +179,8 @@ class ConsoleAccess:
     """The users and sessions of one console process. All threads share it."""
 
     settings: config.Console
-    # The suffix contains the port, because browsers send the cookies of a host to all its ports.
+    # Browsers send the cookies of a host to all its ports, so the name of the cookie contains the
+    # port.
     cookie_suffix: str = ""
     users: dict[str, UserRecord] | None = None
     _sessions: dict[str, _Session] = field(default_factory=dict)
@@ -216,7 +215,10 @@ class ConsoleAccess:
             return session.person
 
     def trusts(self, peer: str) -> bool:
-        """Return True if the peer is a configured proxy. A unix socket ('') never is."""
+        """Return True if the peer is a configured proxy.
+
+        This is never true for a Unix socket ('').
+        """
         try:
             address = ipaddress.ip_address(peer)
         except ValueError:
@@ -224,7 +226,7 @@ class ConsoleAccess:
         return any(address in ipaddress.ip_network(each) for each in self.settings.proxy_from)
 
     def is_secure(self, request: AccessRequest) -> bool:
-        """Return True if the browser uses https, to this process or to a configured proxy."""
+        """Return True if the browser reaches this process or a configured proxy over HTTPS."""
         forwarded = request.headers.get("x-forwarded-proto", "")
         return request.scheme == "https" or (forwarded == "https" and self.trusts(request.peer))
 
@@ -235,13 +237,15 @@ class ConsoleAccess:
     # --- logins ---
 
     def new_token(self) -> str:
-        """Return the token for a new login link. The previous token stops working."""
+        """Return the token for a new login link. The previous token becomes invalid."""
         with self._lock:
             self._token = secrets.token_urlsafe(24)
             return self._token
 
     def log_in_by_token(self, token: str) -> str | None:
-        """Exchange a token for a new session. Return None if the token is wrong.
+        """Exchange a token for the value of a new session's cookie.
+
+        Return None if the token is wrong.
 
         A token works only once.
         """
@@ -252,7 +256,7 @@ class ConsoleAccess:
         return self._start_session(self._make_person(_own_name(), Role.ADMIN)) if right else None
 
     def log_in_by_password(self, name: str, password: str) -> str | None:
-        """Return a new session, or None if the name or the password is wrong.
+        """Return the value of a new session's cookie, or None if the name or the password is wrong.
 
         Raises RequestRefusedError after too many wrong passwords.
         """
@@ -262,8 +266,8 @@ class ConsoleAccess:
             if len(self._failures) >= FAILURES_MAX:
                 raise RequestRefusedError("too many wrong passwords; try again in a minute")
         user = (self.users or {}).get(name)
-        # Hash the password even if the name is unknown, so that the answer takes as long as for a
-        # wrong password.
+        # The password is hashed even if the name is unknown. Otherwise, the shorter response time
+        # would reveal which names exist.
         accepted = (user or _NOBODY).accepts(password)
         if user is None or not accepted:
             with self._lock:
@@ -291,7 +295,8 @@ class ConsoleAccess:
     def cookie_name(self, *, secure: bool) -> str:
         """Return the name of the session cookie.
 
-        Over https, no other host can set a cookie of this name.
+        Over HTTPS, the name has the prefix `__Host-`, so browsers accept the cookie only from this
+        host.
         """
         return f"{'__Host-' if secure else ''}streamqd{self.cookie_suffix}"
 
@@ -320,8 +325,8 @@ _NOBODY = UserRecord("", Role.VIEWER, b"-" * 16, b"")
 def is_own_request(request: AccessRequest, host: str) -> bool:
     """Return True if a request comes from a page of this console, and not from another site.
 
-    Browsers send Sec-Fetch-Site only over https and to loopback addresses. Without this header, the
-    Origin must match `host`, the name and port in the browser's URL.
+    Browsers send the header Sec-Fetch-Site only over HTTPS and to loopback addresses. Without it,
+    the Origin header must match `host`, the name and port of the console in the browser's URL.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -339,7 +344,7 @@ def browser_host(request: AccessRequest, access: ConsoleAccess) -> str:
 
 
 def check_listening(console: config.Console) -> None:
-    """Raise RequestRefusedError if other hosts could use the console without authentication."""
+    """Raise RequestRefusedError if other hosts could use the console without logging in."""
     host, port = console.address
     if config.is_loopback(host) or console.users_file or console.proxy_header:
         return
@@ -352,7 +357,7 @@ def check_listening(console: config.Console) -> None:
 def make_access(console: config.Console, port: int) -> ConsoleAccess:
     """Return the access control for a console that listens on this port.
 
-    Raises RequestRefusedError.
+    Raises RequestRefusedError if the users file or a role is invalid.
     """
     users = read_users(console.users_file) if console.users_file else None
     if users is not None and not users and console.proxy_header is None:

@@ -1,4 +1,4 @@
-"""The application: the routes and their roles, the headers of responses, and error pages."""
+"""The web application: the routes and their roles, the headers of responses, and error pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from streamqd.errors import (
     StreamqdError,
 )
 
-BODY_BYTES_MAX = 8 << 20  # bytes, because a form can triple the size of a 1 MiB payload
+BODY_BYTES_MAX = 8 << 20  # bytes; a form can triple the size of a 1 MiB payload
 URL_CHARS_MAX = 8_000
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -60,14 +60,14 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 
-_ONCE = ("done", "token")  # parameters that must not be in a copied URL
+_ONCE = ("done", "token")  # parameters to remove from a URL that a person may copy
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A route and the role that it requires. A route whose role is None requires no login."""
+    """A route and the role that it requires. If the role is None, no login is needed."""
 
     method: str
     path: str
@@ -76,7 +76,7 @@ class Rule:
 
 
 class Guard:
-    """The outermost layer removes the prefix, checks the origin of changes, and adds headers."""
+    """The outermost layer, which removes the path prefix, checks origins, and adds headers."""
 
     def __init__(self, app: ASGIApp, access: ConsoleAccess, prefix: str) -> None:
         self._app = app
@@ -87,7 +87,7 @@ class Guard:
         """Respond to a request."""
         if scope["type"] != "http":
             return
-        # A proxy may pass the prefix on or remove it.
+        # Some proxies pass the prefix on, and others remove it.
         if self._root and scope["path"].startswith(f"{self._root}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._root)}
 
@@ -176,7 +176,7 @@ class ConsoleApp:
     # --- access ---
 
     def _guard(self, rule: Rule) -> Endpoint:
-        """Return the endpoint of a route, which admits only persons who have its role."""
+        """Return the endpoint of a route, wrapped so that only persons with its role reach it."""
 
         async def answer(request: Request) -> Response:
             person = self._access.person(access_request(request))
@@ -230,7 +230,7 @@ class ConsoleApp:
         return self._respond_problem(request, HTTPStatus.FORBIDDEN, text)
 
     def _log_in_by_link(self, request: Request) -> Response:
-        """Exchange the token of a link for a session, and remove it from the URL."""
+        """Exchange the token of a login link for a session, and redirect to a URL without it."""
         value = self._access.log_in_by_token(request.query_params["token"])
         target = f"{self._root}{_current_url(request)}"
         if value is None:
@@ -246,7 +246,7 @@ class ConsoleApp:
         return response
 
     def _respond_unauthenticated(self, request: Request) -> Response:
-        """Respond to a request without a login."""
+        """Respond to a request from a person who is not logged in."""
         if self._access.users is not None and request.method == "GET":
             target = self._pages.url("/login", next=_current_url(request))
             return RedirectResponse(target, HTTPStatus.SEE_OTHER)
@@ -274,8 +274,8 @@ class ConsoleApp:
     def _respond_problem(
         self, request: Request, status: HTTPStatus, text: str, *, away: bool = False
     ) -> Response:
-        # The error page listens to the overview, which is always live, so its next event reloads
-        # the page.
+        # The error page listens to the events of the overview. As soon as Redis answers again, the
+        # next event reloads the page.
         live_url = self._pages.url("/live", page="/") if away and request.method == "GET" else ""
         return self._respond_html(
             request,
@@ -383,7 +383,8 @@ class ConsoleApp:
     ) -> Response:
         """Return the form of an act, with a dry run of these values.
 
-        `changed` is True if the person has not seen this dry run yet.
+        `changed` is True if the form was sent with values whose dry run the person has not seen
+        yet.
         """
         person: Person = request.state.person
         path, here, theme = request.path_params, _current_url(request), _theme(request)
@@ -489,7 +490,7 @@ class ConsoleApp:
 
 
 def _current_url(request: Request) -> str:
-    """Return the path and query of a request, without the token and the ID of a finished act."""
+    """Return the path and query of a request, without parameters that must not be copied."""
     pairs = [each for each in request.query_params.multi_items() if each[0] not in _ONCE]
     return f"{request.url.path}{'?' if pairs else ''}{urlencode(pairs)}"
 

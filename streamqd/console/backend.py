@@ -1,8 +1,9 @@
 """The console's only access to Redis: a few threads, each with its own connection.
 
-Views and acts are plain functions that run in these threads with `Resources`. A round trip takes up
-to `REDIS_TIMEOUT_SECONDS`, and a request waits up to `CALL_SECONDS`. No more than `WAITING_MAX`
-calls may wait. All pages share the snapshot `Backend.fleet_now`.
+Views and acts are plain functions that get `Resources` and run in these threads. A round trip takes
+at most `REDIS_TIMEOUT_SECONDS`, and a request waits for at most `CALL_SECONDS`. At most
+`WAITING_MAX` calls may be waiting. All pages share one snapshot of the fleet, which
+`Backend.fleet_now` reads.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 THREADS = 4
-REDIS_TIMEOUT_SECONDS = 2.0  # time limit of a round trip to Redis
-CALL_SECONDS = 15.0  # time limit of a view or an act, while the browser waits
+REDIS_TIMEOUT_SECONDS = 2.0  # seconds that a round trip to Redis may take
+CALL_SECONDS = 15.0  # seconds that a view or an act may take while the browser waits
 WAITING_MAX = 128
-JOB_SECONDS = 5.0  # time limit for jobs to stop between two batches
+JOB_SECONDS = 5.0  # seconds that jobs may take to stop between two batches
 SNAPSHOT_SECONDS = 2.0
-# Largest share of the time that may be spent on reading snapshots. Because of this limit, a large
-# fleet is read less often.
+# Maximum share of the time that is spent on reading snapshots, so a large fleet is read less often.
 SNAPSHOT_SHARE = 0.1
 
 P = ParamSpec("P")
@@ -43,27 +43,30 @@ T = TypeVar("T")
 
 
 class ArchivePlace(Protocol):
-    """The place of an entry in an archive. `file` is '' if no file covers the entry's ID."""
+    """The result of a search in an archive.
+
+    `file` is '' if no file's range of IDs includes the entry.
+    """
 
     @property
     def file(self) -> str:
-        """The file that covers the entry's ID."""
+        """The file whose range of IDs includes the entry."""
 
     @property
     def found(self) -> bool:
         """True if the file contains the entry."""
 
 
-# Finds an entry in an archive, by topic, partition and ID, with the options of `[archive]`. Raises
-# RequestRefusedError. The command passes this function in, because the console does not depend on
-# the packages for archives.
+# A function that finds an entry in an archive by its topic, partition and ID. Its last argument
+# holds the options of `[archive]`. It raises RequestRefusedError. The command passes it in, because
+# the console does not depend on the packages for archives.
 ArchiveLook = Callable[[str, str, int, str, Mapping[str, str]], ArchivePlace]
 
 
 class TooBusyError(StreamqdError):
-    """Raised if too many requests are waiting or one took too long.
+    """Raised if too many requests are waiting, or if a request took too long.
 
-    Loading the page again may help.
+    The person can load the page again later.
     """
 
 
@@ -80,8 +83,8 @@ class Resources:
     def now(self) -> FleetNow:
         """The shared snapshot of the fleet.
 
-        It is up to 2 s old. If reading the snapshot takes longer than 0.2 s, it may be older, up to
-        10 times the duration of the reading. Raises RedisUnavailableError.
+        It is usually up to 2 s old. If reading it takes longer than 0.2 s, it is read less often,
+        and may be as old as 10 times this duration. Raises RedisUnavailableError.
         """
         return self.backend.fleet_now(self)
 
@@ -116,7 +119,7 @@ class Backend:
     ) -> T:
         """Run `function(resources, …)` in a thread.
 
-        Raises the errors of the function, and TooBusyError.
+        Raises the errors of the function, and TooBusyError if the function cannot run in time.
         """
         if self._waiting >= WAITING_MAX:
             raise TooBusyError("too many requests are waiting for Redis; reload the page")
@@ -141,7 +144,7 @@ class Backend:
         return resources
 
     def _new_resources(self) -> Resources:
-        # Resolve the URL here, because an embedded server may start after the console.
+        # The URL is resolved here, because an embedded server may start after the console.
         settings = config.resolve_url(self._settings)
         keys, daemon = settings.keys, settings.daemon
         link = connect(settings.redis, timeout=REDIS_TIMEOUT_SECONDS, name="streamqd:console")
@@ -150,7 +153,7 @@ class Backend:
 
     @contextlib.contextmanager
     def open_resources(self) -> Iterator[Resources]:
-        """Yield resources that have their own connection, for a job."""
+        """Yield resources with their own connection, for a job."""
         resources = self._new_resources()
         try:
             yield resources
@@ -158,7 +161,7 @@ class Backend:
             resources.store.connection.close()
 
     def start_job(self, job: ConsoleJob, work: Callable[[Resources, ConsoleJob], str]) -> str:
-        """Start a job on behalf of the acting person, and return its ID.
+        """Start a job in the name of the acting person, and return its ID.
 
         Raises RequestRefusedError if too many jobs are already running.
         """
@@ -173,9 +176,9 @@ class Backend:
     # --- the snapshot ---
 
     def fleet_now(self, resources: Resources) -> FleetNow:
-        """Return the shared snapshot, which is read again if it is too old.
+        """Return the shared snapshot. If it is too old, read it again.
 
-        Called by `Resources.now`.
+        Views use it through `Resources.now`.
         """
         if self._snapshot is not None and time.monotonic() < self._fresh_until:
             return self._snapshot
@@ -211,7 +214,7 @@ def record(
 
 
 def explain(error: StreamqdError) -> str:
-    """Return a sentence that explains an error of Redis in the banner."""
+    """Return the sentence with which the banner explains an error of Redis."""
     if isinstance(error, RedisUnavailableError):
         return "Redis does not answer. Numbers are missing or out of date. Retrying automatically."
     return str(error)

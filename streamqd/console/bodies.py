@@ -1,7 +1,7 @@
-"""Shows keys, headers and payloads to a person: unchanged, partly masked, or not at all.
+"""Show keys, headers and payloads to a person: unchanged, partly masked, or not at all.
 
-The settings determine this for each role. Numbers in JSON are shown exactly as they were written.
-All input is untrusted and is only ever converted to text.
+For each role, the settings determine which of these applies. Numbers in JSON are shown exactly as
+they were written. All input is untrusted, so it is only ever converted to text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MASK = "***"
-SHOWN_BYTES = 64 << 10  # limit of payload bytes on a page, while a download contains all
-CUT_CHARS = 160  # limit of payload characters in a row of a list
+SHOWN_BYTES = 64 << 10  # bytes of a payload that a page shows at most; a download has all of them
+CUT_CHARS = 160  # characters of a payload that a row of a list shows at most
 _HEADER = "header:"
 
 
@@ -25,15 +25,15 @@ class _Digits(str):
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object whose members keep their order and may share a name."""
+    """A JSON object whose members keep their order, and may have the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownBody:
     """A payload as text. `kind` is json, msgpack, text, binary or hidden.
 
-    `cut` is the number of bytes that are not shown. `whole` is True if the person may download the
-    payload.
+    `cut` is the number of bytes that are left out. `whole` is True if the person may download the
+    whole payload.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class ShownBody:
 class BodyReader:
     """Returns the parts of messages in the form that one person may see.
 
-    `masks` holds JSON pointers, and `header:NAME` for headers.
+    Each item of `masks` is a JSON pointer to a value in payloads, or `header:NAME` for a header.
     """
 
     bodies: str
@@ -73,9 +73,9 @@ class BodyReader:
         }
 
     def text(self, text: str) -> str:
-        """Return text from user code, such as an error.
+        """Return text that comes from user code, such as an error.
 
-        It is masked if the person may not see it.
+        If the person may not see it, return a mask instead.
         """
         return text if self.bodies == "show" or not text else MASK
 
@@ -109,7 +109,7 @@ class BodyReader:
         return " ".join(text.split())[:CUT_CHARS]
 
     def _read(self, payload: bytes) -> tuple[str, str]:
-        """Return the kind and the text of a payload. Both are '' if it is not text."""
+        """Return the kind and the text of a payload. Both are '' if the payload is not text."""
         try:
             text = payload.decode()
         except UnicodeDecodeError:
@@ -143,7 +143,10 @@ class BodyReader:
 
 
 def _format_json(value: Any, pointer: str, masks: set[str], indent: str) -> str:
-    """Return JSON, indented by two spaces. The members that `masks` points to are hidden."""
+    """Return JSON, indented by two spaces.
+
+    Values to which a pointer in `masks` leads are hidden.
+    """
     if pointer in masks:
         return f'"{MASK}"'
     if isinstance(value, _Digits):

@@ -1,8 +1,8 @@
 """Exports of dead letters: files of any length, which are sent while the data is being read.
 
 An export has its own thread and connection, so that it does not delay pages. If the browser cancels
-the download, the export stops after its current chunk. If Redis becomes unavailable, the response
-stays incomplete, and the browser reports a failed download.
+the download, the export stops after its current chunk. If Redis becomes unavailable, the export
+breaks off, and the browser reports a failed download.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from streamqd.admin.messages import MessageFilter
 from streamqd.console.backend import Backend, TooBusyError
 from streamqd.errors import StreamqdError
 
-EXPORTS_MAX = 4  # limit of exports at a time
-CHUNK = 256  # number of lines sent at a time
+EXPORTS_MAX = 4  # exports that may run at the same time
+CHUNK = 256  # lines that are sent together
 
 _running = threading.BoundedSemaphore(EXPORTS_MAX)
 
 
 class ExportFile:
-    """The lines of one export from a topic. Only one thread uses it, except for `stop`."""
+    """The lines of one export from a topic. Except for `stop`, only one thread may use it."""
 
     def __init__(self, backend: Backend, topic: str, choice: MessageFilter, person: str) -> None:
         """Select the dead letters to export.
 
-        Raises TopicNotFoundError, RequestRefusedError, TooBusyError.
+        Raises TopicNotFoundError and RequestRefusedError, and TooBusyError if too many exports are
+        running.
         """
         if not _running.acquire(blocking=False):
             raise TooBusyError(f"{EXPORTS_MAX} exports are running; repeat this one later")
@@ -73,7 +74,7 @@ class ExportResponse(StreamingResponse):
         super().__init__(self._chunks(), media_type=media_type, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file. After an error, the response stays incomplete."""
+        """Send the file. If an error occurs, the response breaks off."""
         try:
             with contextlib.suppress(StreamqdError):
                 await super().__call__(scope, receive, send)

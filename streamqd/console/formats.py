@@ -11,8 +11,8 @@ from markupsafe import Markup
 from streamqd import words
 
 NONE = "\u2013"
-# First words of clauses that get a capital letter. Any other first word may be a name, so it is not
-# changed.
+# Words that get a capital letter at the start of a sentence. Any other first word may be a name, so
+# it is not changed.
 _STARTS = frozenset(
     {
         "append-only",
@@ -46,12 +46,12 @@ _STARTS = frozenset(
     }
 )
 
-# The names are English in every locale.
+# Dates always have English names, whatever the locale is.
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """Return a number with thousands separators, or a dash for None. Integers are exact."""
+    """Return a number with thousands separators, or a dash for None. Integers are not rounded."""
     if value is None:
         return NONE
     if isinstance(value, int):
@@ -69,7 +69,10 @@ def rate(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share as a percentage, or a dash for None. A share above 0 never becomes 0%."""
+    """Return a share as a percentage, or a dash for None.
+
+    Shares above 0 are never rounded to 0%.
+    """
     if share is None:
         return NONE
     if share == 0:
@@ -90,7 +93,10 @@ def age(milliseconds: float | None) -> str:
 
 
 def ago(unix_ms: int | None, now_unix_ms: int) -> str:
-    """Return how long ago a time was, such as `3h12m ago`, or `in 5m` if it is in the future."""
+    """Return how long ago a time was, such as `3h12m ago`.
+
+    For a time in the future, return `in 5m`.
+    """
     if unix_ms is None:
         return NONE
     passed = now_unix_ms - unix_ms
@@ -113,7 +119,7 @@ def instant(unix_ms: int | None) -> str:
 def clock(unix_ms: int | None, now_unix_ms: int) -> str:
     """Return the time of day, such as `22:41 UTC`, or '' if it is less than a minute away.
 
-    The date comes first unless it is today, as in `Nov 27, 22:41 UTC`.
+    If the time is not today, the date comes first, as in `Nov 27, 22:41 UTC`.
     """
     if unix_ms is None or abs(now_unix_ms - unix_ms) < 60_000:
         return ""
@@ -138,7 +144,7 @@ def plain(text: object) -> str:
     return words.escape_unprintable(str(text))
 
 
-# The reason of a dead letter, as a clause about the message.
+# The reasons of dead letters, as clauses about the message.
 _REASONS = {
     "attempts": "all attempts failed",
     "crashes": "it crashed its worker",
@@ -159,7 +165,7 @@ def reason(word: str) -> str:
 def sentence(clause: str) -> str:
     """Return a clause as a sentence that starts with a capital letter and ends with a period.
 
-    The first word stays unchanged unless it is all letters, because it may be a scope.
+    If the first word is not all letters, it may be a scope, so it is not changed.
     """
     first = clause.partition(" ")[0].rstrip(":")
     return f"{clause[:1].upper() if first.isalpha() else clause[:1]}{clause[1:]}."
@@ -179,8 +185,8 @@ def setting(value: object) -> str:
 def prose(text: str, url_for_command: Callable[[str], str] = lambda _command: "") -> Markup:
     """Return one of streamqd's own texts as HTML.
 
-    If the first word is in `_STARTS`, it gets a capital letter. Parts in backticks become code.
-    `url_for_command` returns the URL of the page that does the same as a command, or '' if there is
+    A first word in `_STARTS` gets a capital letter. Parts in backticks become code. If a part is a
+    command, `url_for_command` returns the URL of the page that does the same, or '' if there is
     none.
     """
     first = text.partition(" ")[0]
@@ -194,7 +200,7 @@ def prose(text: str, url_for_command: Callable[[str], str] = lambda _command: ""
 
 
 def points(values: list[float | None], width: int = 100, height: int = 20) -> str:
-    """Return the points of a sparkline's polyline. Missing values count as 0."""
+    """Return the points of a sparkline's polyline. A missing value is drawn as 0."""
     known = [each or 0.0 for each in values]
     top = max(known, default=0.0) or 1.0
     step = width / max(1, len(known) - 1)

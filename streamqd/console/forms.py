@@ -1,9 +1,9 @@
 """Forms for changes: each form shows a dry run, and its change runs only once.
 
-The form contains a digest of the values in its dry run. If the form is sent with other values,
-nothing is changed, and it is shown again with their dry run. A form also has a request ID. The
-first POST with an ID runs the act. Further requests with the same ID, such as from a double click,
-wait for the result of the first.
+The form contains a digest of the values that its dry run shows. If it is sent with other values,
+nothing is changed. Instead, it is shown again with a dry run of the new values. A form also has a
+request ID. The first POST with an ID runs the act. Further POSTs with the same ID, such as from a
+double click, wait for the result of the first.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from streamqd.console.formats import sentence
 from streamqd.console.view import ActResult, FormField, Preview
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-REQUESTS_MAX = 1_000  # number of requests whose results are kept
+REQUESTS_MAX = 1_000  # requests whose results are kept
 FIELDS_MAX = 200
 REQUEST, TYPED, DRY = "request-id", "typed-name", "dry"
-DRY_RUN_PREFIX = "dry-run-"  # prefix of the fields that a dry run fills in, and not a person
+DRY_RUN_PREFIX = "dry-run-"  # starts the names of fields that a dry run, and not a person, fills in
 DRY_RUN_DIGEST = f"{DRY_RUN_PREFIX}of"
-REASON_FIELD = "why"  # the field with the reason for a directive, which does not affect the dry run
+REASON_FIELD = "why"  # reason for a directive, which the dry run does not depend on
 NOT_AUDITED = "The audit log could not be written, so it does not contain this change."
 
 
@@ -37,9 +37,9 @@ def new_request() -> str:
 
 
 def read_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form. If a name repeats, its last value counts.
+    """Return the fields of a form. If a name is repeated, its last value is used.
 
-    Raises InvalidRequestError.
+    Raises InvalidRequestError if the body is not a valid form.
     """
     try:
         pairs = parse_qsl(
@@ -62,18 +62,18 @@ def user_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def unchanged_values(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
-    """Return the values of a form that is sent unchanged: its fields and the other given values."""
+    """Return the values with which a form is sent if the person changes nothing in it."""
     return user_values(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
 
 
 def digest(values: Mapping[str, str]) -> str:
-    """Return a digest that identifies a dry run by the values on which it depends."""
+    """Return a digest of the values on which a dry run depends. It identifies the dry run."""
     stated = sorted(each for each in values.items() if each[0] != REASON_FIELD)
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
 
 
 def run_preview(function: Callable[[], Preview]) -> Preview:
-    """Return a dry run. Its `refusal` is set if the state or a value does not allow the act."""
+    """Return a dry run. If the act is refused, the dry run's `refusal` contains the reason."""
     try:
         return function()
     except RequestRefusedError as error:
@@ -96,20 +96,20 @@ def write_note(resources: Resources, done: ActResult) -> ActResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """The key of a request: one form of one person. Other persons cannot see its result."""
+    """The key of a request: one form of one person. Other persons cannot get its result."""
 
     person: str
     request: str
 
 
 class RequestResults:
-    """The results of the most recent requests. Use it only in the event loop."""
+    """The results of the latest requests. Use it only in the event loop."""
 
     def __init__(self) -> None:
         self._results: OrderedDict[RequestKey, asyncio.Future[ActResult]] = OrderedDict()
 
     async def run_once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
-        """Run a change, or return its result if the same request is running or has already run."""
+        """Run a change once. For a repeated request, return the result of the first one."""
         if not key.request:
             raise InvalidRequestError("the form has no request ID; reload the page")
         known = self._results.get(key)

@@ -1,7 +1,7 @@
 """The fleet's history for the pages: figures per group and minute, summed over all instances.
 
-One `ConsoleHistory` serves all pages. It keeps up to 24 hours, and reads only new entries. After a
-restart, the console reads the whole history from Redis again.
+All pages share one `ConsoleHistory`. It keeps up to 24 hours in memory and reads only new entries
+from Redis. After a restart, the console reads the whole history again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MINUTE_MS = 60_000
 DAY_MINUTES = 1_440
 SPARK_MINUTES = 60
 FRESH_SECONDS = 5.0  # seconds between two reads of new entries
-READ_SECONDS = 3.0  # time limit for reading in one call, after which the next call continues
-MINUTES_MAX = 200_000  # limit of stored minutes, summed over groups, at about 300 bytes each
+READ_SECONDS = 3.0  # seconds that one call may read for; the next call continues
+MINUTES_MAX = 200_000  # limit of stored minutes over all groups, at about 300 bytes each
 _ADDED, _ACKED, _FAILED, _LAG, _MEASURED = range(5)
 _FIGURES = 5
 _MOST = 2**32 - 1
@@ -32,12 +32,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """A group during the step that starts at `at_unix_ms`. None means unknown.
+    """The figures of a group for the step that starts at `at_unix_ms`. None means unknown.
 
     Rates are in messages per second. `lag` is the highest lag during the step, in messages. If no
     entry covers the step, all values are unknown. `arriving` is also unknown while no partition of
     the group has an owner, and `lag` while any partition has none. `p95` is the upper bound of a
-    histogram bucket, in seconds, or None if there were no runs.
+    histogram bucket in seconds, or None if there were no runs.
     """
 
     at_unix_ms: int
@@ -55,16 +55,18 @@ class ConsoleHistory:
         self._lock = threading.Lock()
         self._groups: dict[Pair, dict[int, array[int]]] = {}
         self._covered: set[int] = set()  # minutes with an entry from at least one instance
-        self._since = 0  # the time from which entries have been read, unix ms
+        self._since = 0  # Unix ms from which entries have been read
         self._last = ""  # ID of the newest entry that has been read
-        # Older entries that are still to be read: since, after, until.
+        # Older entries that are still to be read: from this time, after this ID, until this time
+        # (Unix ms).
         self._earlier: tuple[int, str, int] | None = None
         self._fresh_until = 0.0  # monotonic
 
     def sparks(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, list[float | None]]:
-        """Return the messages acknowledged per minute in the last hour, by topic and group.
+        """Return the messages acknowledged in each minute of the last hour, by topic and group.
 
-        The result is empty without a history. Raises RedisResponseError, RedisUnavailableError.
+        The result is empty if there is no history. Raises RedisResponseError and
+        RedisUnavailableError.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
@@ -87,10 +89,10 @@ class ConsoleHistory:
         step: int,
         partitions: int,
     ) -> Sequence[HistoryPoint]:
-        """Return the points of a group for the last `minutes`, one every `step`, oldest first.
+        """Return the points of a group for the last minutes, one per step, oldest first.
 
-        `partitions` is the current partition count of the group. Raises RedisResponseError,
-        RedisUnavailableError.
+        `minutes` and `step` are both in minutes. `partitions` is the topic's current partition
+        count. Raises RedisResponseError and RedisUnavailableError.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, minutes)
@@ -104,7 +106,7 @@ class ConsoleHistory:
     def runs(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, dict[int, int]]:
         """Return the runs of the last hour, by topic and group and then by handling-time bucket.
 
-        Raises RedisResponseError, RedisUnavailableError.
+        Raises RedisResponseError and RedisUnavailableError.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
@@ -138,7 +140,7 @@ class ConsoleHistory:
         self._forget(now_unix_ms)
 
     def _read_earlier(self, store: Store, fleet: str, deadline: float) -> None:
-        """Read entries that are older than the known ones, until the deadline."""
+        """Read entries that are older than the known ones. Stop at the deadline."""
         if self._earlier is None:
             return
         since, after, until = self._earlier
@@ -157,8 +159,8 @@ class ConsoleHistory:
         minutes = entry.minutes
         minute = minutes[-1]
         self._covered.update(minutes)
-        # The lag of a minute is the lag at its end, counted by the owners at that time. No more
-        # than one entry of each instance covers the end.
+        # The lag of a minute is the lag at its end, summed over the instances that own partitions
+        # at that time. For each instance, at most one entry covers this end.
         for row in entry.rows:
             for at, each in enumerate(minutes):
                 _add_figures(self._figures((row.topic, row.group), each), row, at, len(minutes))
@@ -169,12 +171,18 @@ class ConsoleHistory:
             figures[_MEASURED] = min(_MOST, figures[_MEASURED] + measured)
 
     def _figures(self, pair: Pair, minute: int) -> array[int]:
-        """Return the figures of a group in one minute, which start at zero."""
+        """Return the figures of a group in one minute.
+
+        If there are none yet, all of them are zero.
+        """
         size = 4 * (_FIGURES + len(BUCKETS))
         return self._groups.setdefault(pair, {}).setdefault(minute, array("I", bytes(size)))
 
     def _forget(self, now_unix_ms: int) -> None:
-        """Drop minutes older than a day or in the future, and more if too many are stored."""
+        """Drop minutes that are older than a day or in the future.
+
+        If too many remain, drop more.
+        """
         last = now_unix_ms // MINUTE_MS + 1
         first = last - DAY_MINUTES - 1
         kept = sum(map(len, self._groups.values()))
@@ -207,7 +215,7 @@ class ConsoleHistory:
 
 
 def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
-    """Add an instance's counts to the figures of a minute that its entry covers."""
+    """Add a minute's share of an instance's counts to the figures of the minute."""
     counts = row.counts
     added = {_ADDED: counts["added"], _ACKED: counts["acked"], _FAILED: counts["failed"]}
     for bucket, runs in row.handled.items():
@@ -218,10 +226,10 @@ def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) ->
 
 
 def _measured_minutes(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:
-    """Return the minutes in which the lag was measured for all partitions that existed then.
+    """Return the minutes in which the lag of all partitions was measured.
 
-    A topic only grows, so the highest number of partitions measured so far is the number that
-    existed.
+    A topic only grows. The number of partitions that it had in a minute is therefore at least the
+    highest number for which the lag was measured until then.
     """
     most, found = 0, set[int]()
     for minute in sorted(some):
@@ -233,6 +241,6 @@ def _measured_minutes(some: Mapping[int, array[int]], partitions: int) -> frozen
 
 
 def _runs(rows: Sequence[array[int]]) -> dict[int, int]:
-    """Return the sum of the runs in each bucket over the given minutes, without empty buckets."""
+    """Sum up the runs in each bucket over these minutes. Empty buckets are left out."""
     sums = (sum(each[_FIGURES + bucket] for each in rows) for bucket in range(len(BUCKETS)))
     return {bucket: runs for bucket, runs in enumerate(sums) if runs}

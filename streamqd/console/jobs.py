@@ -1,7 +1,7 @@
 """Changes that take longer than a request. Each job has its own thread and connection.
 
 A job runs in this process. If the console stops, the job stops between two batches, as a command
-does after Ctrl-C. The audit log then contains the job's counts.
+does after Ctrl-C, and the audit log then contains its counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from streamqd.errors import RequestRefusedError, StreamqdError
 
-JOBS_MAX = 4  # limit of jobs at a time
+JOBS_MAX = 4  # jobs that may run at the same time
 KEPT_MAX = 100
 
 
@@ -24,12 +24,12 @@ class ConsoleJob:
 
     `id` is '' until the job starts. `total` is the number of messages that it should change, or
     None if this is unknown, and `done` is the number changed so far. `examined` is the number of
-    dead letters read so far, out of `dead_letters`. `result` is a sentence once the job has
-    finished. `failed` is True if the job did not do its work. `started_unix_ms` is the start time
-    on this host's clock.
+    dead letters read so far, out of `dead_letters`. When the job has finished, `result` is a
+    sentence about its result, and `failed` is True if it did not do its work. `started_unix_ms` is
+    the start time on this host's clock.
 
     `replayed_since_unix_ms` is the start time of a replay on Redis's clock, or None for other jobs.
-    Only dead letters after this time can be replayed messages that failed again. If the job has a
+    A dead letter after this time may be a replayed message that has failed again. If the job has a
     limit, `remaining_form` contains the values of the form that replays the dead letters beyond the
     limit. Otherwise it is None or empty.
     """
@@ -60,7 +60,7 @@ class ConsoleJob:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the job started, or its duration once it has finished."""
+        """Seconds since the job started. Once it has finished, this is its duration."""
         return time.monotonic() - self.started if self.running else self.seconds
 
     def progress(self, count: int) -> None:
@@ -77,7 +77,7 @@ class ConsoleJob:
 
 
 class Jobs:
-    """The jobs of one console, with the latest last."""
+    """The jobs of one console, oldest first."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, ConsoleJob] = {}
@@ -85,11 +85,11 @@ class Jobs:
         self._lock = threading.Lock()
 
     def recent(self, topic: str = "") -> list[ConsoleJob]:
-        """Return the jobs of one topic, or of all topics for '', with the latest first."""
+        """Return the jobs of one topic, or of all topics if it is '', latest first."""
         return [job for job in reversed(self._jobs.values()) if topic in ("", job.topic)]
 
     def get(self, job_id: str) -> ConsoleJob:
-        """Return a job. Raises RequestRefusedError."""
+        """Return a job. Raises RequestRefusedError if it does not exist."""
         job = self._jobs.get(job_id)
         if job is None:
             raise RequestRefusedError(

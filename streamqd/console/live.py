@@ -1,9 +1,9 @@
 """Live pages: one shared poller, and one stream of server-sent events for each open page.
 
-After each snapshot, the live parts of the open pages are rendered, once for all pages with the same
-URL, role and `bodies`. If a part has not changed, its page gets an event without data. Browsers
-close the stream while a page is hidden or paused. While no page is listening, nothing is read from
-Redis.
+After each snapshot, the live part of each open page is rendered. Pages with the same URL, role and
+`bodies` share the result. If a live part has not changed, its pages get an event without data.
+Browsers close the stream while a page is hidden or paused. If no page is listening, nothing is read
+from Redis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamqd.errors import StreamqdError
 
 STREAMS_MAX = 500
 FAILED = "Live updates stopped after an internal error. The traceback is in the console's log."
-SILENCE_SECONDS = 10.0  # time without an event after which a comment shows that the stream is alive
+SILENCE_SECONDS = 10.0  # seconds without an event after which a comment keeps the stream alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class PageKey:
     """The values on which the live part of a page depends. `url` is its path with the query."""
 
     url: str
-    person: Person  # without the name, so that all persons of a role share the key
+    person: Person  # without the name, so that all persons with a role share the key
 
 
 @dataclass(slots=True, eq=False)
 class LiveStream:
-    """One open page. `pending` is the latest event that has not been sent to it."""
+    """One open page. `pending` is the latest event that was not sent to it yet."""
 
     key: PageKey
     pending: str = ""

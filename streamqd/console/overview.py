@@ -1,6 +1,6 @@
 """The state of the fleet for all pages: its issues, and a row for each group.
 
-`read` reads a snapshot of the fleet. Every 10 seconds, it also reads the facts that take longer.
+`read` reads a snapshot of the fleet and, every 10 seconds, also the facts that take longer to read.
 The other functions are pure.
 """
 
@@ -36,7 +36,7 @@ from streamqd.words import age, count, plural, precise_duration, short_duration
 Result = TypeVar("Result")
 
 SLOW_SECONDS = 10.0  # seconds between two reads of schedules and of dead letters by topic
-NAMED = 4  # limit of topics with dead letters that are listed by name
+NAMED = 4  # topics with dead letters that the issue names
 FAILING = "failing"  # the condition of a group whose runs are failing
 BEHIND = "behind"  # the condition of a group whose workers are ready but too slow
 ALARM, WARN, NOTE = "alarm", "warn", "note"
@@ -48,9 +48,9 @@ LEVELS: Mapping[Severity | None, str] = {
     Severity.NOTE: NOTE,
     None: "",
 }
-OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}  # id -> level
+OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}  # level by check ID
 _CHEAP = {Need.SERVER, Need.FLEET, Need.OUTBOXES}
-# Checks whose findings already appear as issues of an instance, a directive or an assignment.
+# The findings of these checks are already shown as issues of an instance, directive or assignment.
 _ELSEWHERE = {each.id for each in INSTANCE_CHECKS} | {
     *("fleet.paused", "fleet.stopped", "fleet.crash-loop", "fleet.assignment-failed"),
     *("fleet.loop-blocked", "fleet.directives-unreadable", "partitions.dead-letters-growing"),
@@ -62,9 +62,9 @@ _DOCTOR_CHECKS = [
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A sentence about a problem of the fleet, and its remedy. Code is in backticks.
+    """A sentence about a problem of the fleet, and its remedy. Both contain code in backticks.
 
-    `level` is alarm (a problem), warn (a warning) or note. `kind` selects the page that shows the
+    `level` is alarm (a problem), warn (a warning) or note. `kind` selects the page with the
     details: assignment, group, dead, dead_topics, fleet, schedules or doctor. For doctor, `area`
     selects the checks.
     """
@@ -98,10 +98,11 @@ class Issue:
 class GroupNow(GroupStatus):
     """A group, summed over all partitions. Rates are per second, and None means unknown.
 
-    `level` is alarm, warn or note if the `condition` (in words) is unusual, and '' otherwise. If
-    the server cannot count the lag, `lag` is None, and `least_lag` is a lower bound. `failed_share`
-    is the share of recent runs that failed, weighted by age. `failure` is the latest failure of the
-    last 5 minutes. `mean_seconds` is the mean duration of a run.
+    `level` is alarm, warn or note if the `condition` (in words) is unusual, and otherwise ''. If
+    the server does not count the lag, `lag` is None, and `least_lag` is a lower bound.
+    `failed_share` is the share of recent runs that failed, in which newer runs weigh more.
+    `failure` is the latest failure of the last 5 minutes. `mean_seconds` is the mean duration of a
+    run.
     """
 
     level: str
@@ -117,7 +118,10 @@ class GroupNow(GroupStatus):
 
     @property
     def growth(self) -> float:
-        """The change of the lag per second, computed from the rates if the lag is unknown."""
+        """The change of the lag per second.
+
+        If the lag is unknown, it is computed from the rates.
+        """
         if self.lag is not None:
             return self.lag_per_second or 0.0
         return (self.arriving or 0.0) - (self.acked or 0.0) - (self.failed or 0.0)
@@ -131,13 +135,15 @@ class GroupNow(GroupStatus):
 
 @dataclass(frozen=True, slots=True)
 class SlowFacts:
-    """Facts that are read every 10 seconds. `dead` counts dead letters by topic, without zeros.
+    """Facts that are read every 10 seconds.
 
-    `findings` come from the cheap checks of `doctor`, which do not connect to databases. `sources`
-    holds the known sources of topics.
+    `dead` maps each topic with dead letters to their number.
+
+    `findings` come from those checks of `doctor` that are cheap and do not connect to databases.
+    `sources` holds the known sources of topics.
     """
 
-    until: float  # time at which the facts are read again, monotonic
+    until: float  # time (monotonic) from which on the facts are read again
     dead: Mapping[str, int]
     schedules: ScheduleTotals
     findings: Sequence[Finding]
@@ -148,10 +154,10 @@ class SlowFacts:
 class FleetNow:
     """The fleet's state at one point in time.
 
-    `snapshot` has a row for each assignment. `levels` maps each assignment to its
-    level: alarm, warn, note, or '' if its state is normal. `taken_at` is the local time of the
-    snapshot (seconds, monotonic). `cache` contains, by key, the data that live pages have read for
-    this snapshot.
+    `snapshot` has a row for each assignment. `levels` maps each assignment to its level: alarm,
+    warn, note, or '' if its state is normal. `taken_at` is the local time of the snapshot (seconds,
+    monotonic). `cache` contains more data for live pages, which was read only once for this
+    snapshot.
     """
 
     snapshot: FleetSnapshot
@@ -168,9 +174,11 @@ class FleetNow:
         return self.snapshot.now_unix_ms + round((time.monotonic() - self.taken_at) * 1000)
 
     def read_once(self, key: Hashable, read: Callable[[], Result]) -> Result:
-        """Return the first result of `read` for a key, which all pages of this snapshot share.
+        """Return the result of `read` for a key.
 
-        Threads that request a new key at the same time may all call `read`.
+        Pages that use this snapshot share the first result.
+
+        If threads request a new key at the same time, each of them may call `read`.
         """
         if key not in self.cache:
             self.cache.setdefault(key, read())
@@ -205,8 +213,8 @@ class FleetNow:
 def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> FleetNow:
     """Read the state of the fleet.
 
-    `before` is the previous result, whose slow facts are used again while they are fresh enough.
-    Raises RedisUnavailableError, RedisResponseError.
+    `before` is the previous result. Its slow facts are used again until they are 10 seconds old.
+    Raises RedisUnavailableError and RedisResponseError.
     """
     taken = time.monotonic()
     seen = snapshot.read(fleet)
@@ -221,8 +229,8 @@ def _read_slow_facts(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> S
     for (topic, _), figures in topics.read_figures(reader, seen.topics).items():
         dead[topic] += figures.dead
     timed, rows = schedules.count_schedules(reader, None, seen.now_unix_ms)
-    # A read-only Redis user may not be allowed to run some commands about the server, and ACL LOG
-    # records each attempt.
+    # A read-only console may use a Redis user who lacks the permission for some commands about the
+    # server. These checks are left out, because ACL LOG would record each attempt.
     left_out = {Need.SERVER} if settings.console.read_only else set()
     checks = [each for each in _DOCTOR_CHECKS if left_out.isdisjoint(each.needs)]
     report = diagnosis.examine(fleet.store.connection, settings, checks)
@@ -267,9 +275,10 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
 
 
 def _dead_by_topic(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of dead letters by topic, from the snapshot if it contains the number.
+    """Return the number of dead letters by topic, without topics that have none.
 
-    For other topics, the number comes from `counted`.
+    The snapshot's number is used if it is known for all partitions, and otherwise the one in
+    `counted`.
     """
     known: dict[str, dict[int, int | None]] = {}
     for row in seen.assignments:
@@ -303,7 +312,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
     failures = [each for row in rows if (each := row.last_failure) is not None]
     word = describe_condition(status.condition)
     if status.condition == "ready" and cause:
-        # The cause applies only to some partitions, or it is not a condition.
+        # The cause applies to only some of the partitions, or it is not one of the conditions.
         word = cause.replace("-", " ")
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
@@ -325,7 +334,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
 
 
 def _warn_of_lag(group: GroupNow, now_unix_ms: int) -> GroupNow:
-    """Return the group, with a warning if it is behind and has no other issue."""
+    """Return the group. If it is behind and has no other issue, add a warning."""
     if group.level or not group.is_behind(now_unix_ms):
         return group
     word = BEHIND if group.condition == "ready" else group.condition
@@ -353,7 +362,7 @@ def _level(finding: Finding) -> str:
 
 
 def _doctor_issues(findings: Sequence[Finding]) -> Iterator[Issue]:
-    """Yield all problems, all findings about outboxes, and a sentence about other warnings."""
+    """Yield all problems, all findings about outboxes, and a sentence about the other warnings."""
     others: dict[str, int] = Counter()
     for each in findings:
         about = f"{each.about}: " if each.about and each.about not in each.text else ""
@@ -380,7 +389,7 @@ def _cause_issue(found: why.AssignmentCause, text: str) -> Issue:
 
 
 def _failure_issues(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Issue]:
-    """Yield each group whose most recent runs failed and that has not run since."""
+    """Yield an issue for each group most of whose recent runs failed."""
     for each in groups:
         if each.condition != FAILING or (each.topic, each.group) in explained:
             continue
@@ -401,7 +410,7 @@ def _failure_issues(groups: Sequence[GroupNow], explained: set[tuple[str, str]])
 def _lag_issues(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]], now_unix_ms: int
 ) -> Iterator[Issue]:
-    """Yield each group that is behind, unless another issue already explains this."""
+    """Yield an issue for each group that is behind, unless another issue already explains this."""
     for each in groups:
         pair = (each.topic, each.group)
         level = LEVELS[why.severity("lagging")]
@@ -455,7 +464,7 @@ def _unreadable_issues(rows: Iterable[Unreadable]) -> Iterator[Issue]:
 
 
 def _directive_issue(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Issue:
-    """Return a note about a directive, or a warning if it is a pause or stop that is too old."""
+    """Return a note about a directive, or a warning about a pause or stop that is too old."""
     verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
     parts = [part for part in scope.split("/") if part != "*"]
     reason = f" ({given.why})" if given.why else ""

@@ -27,7 +27,7 @@ _TYPES = {
 }
 
 
-# Commands that appear in advice, and the views in which a person can do the same.
+# Commands that appear in advice, each with the view in which a person can do the same.
 _COMMANDS = (
     (
         re.compile(
@@ -114,9 +114,10 @@ class Pages:
         return f"{self._root}{path}{'?' if kept else ''}{urlencode(kept)}"
 
     def to(self, name: str, **parameters: object) -> str:
-        """Return the URL of a view or an act, or '' if the name is unknown.
+        """Return the URL of a view or an act, or '' if there is none with this name.
 
-        Parameters that occur in the path are inserted there, and the others become the query.
+        Parameters that occur in the path of the view are inserted there. All others become the
+        query.
         """
         path = self._paths.get(name)
         if path is None:
@@ -128,7 +129,7 @@ class Pages:
         return "" if "{" in path else self.url(path, **parameters)
 
     def url_for_command(self, command: str) -> str:
-        """Return the URL of the view that replaces a command, or '' if there is none."""
+        """Return the URL of the view that does the same as a command, or '' if there is none."""
         for pattern, name in _COMMANDS:
             if match := pattern.fullmatch(command):
                 return self.to(name, **match.groupdict())
@@ -145,7 +146,7 @@ class Pages:
         return self._environment.get_template(template).render(values)
 
     def live(self, view: ConsoleView, person: Person, here: str, context: Mapping[str, Any]) -> str:
-        """Return the live part of a page, which depends on the person's role but not name."""
+        """Return the live part of a page. It depends on the person's role, but not on the name."""
         values = {"view": view, "title": view.title, "only_live": True, **context}
         return self.page(f"{view.name}.html", person, here, **values).strip()
 

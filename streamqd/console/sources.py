@@ -1,7 +1,7 @@
 """The known sources of topics, which are schedules and outboxes.
 
-No other sources can be known, because a message does not contain the program or handler that sent
-it.
+Other programs and handlers that send messages are not known, because a message does not contain its
+sender.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from streamqd.admin import outboxes
 from streamqd.admin.reading import ViewReader
 from streamqd.admin.schedules import MISSING, ScheduleRow
 
-PAIRS_MAX = 2_000  # limit of topic-outbox pairs that one read examines
+PAIRS_MAX = 2_000  # pairs of a topic and an outbox that one read examines at most
 SCHEDULE, OUTBOX = "schedule", "outbox"
 
 
@@ -22,8 +22,9 @@ class TopicSource:
     """A schedule or an outbox that sends to a topic.
 
     `sent` is the number of messages that a schedule has sent. For an outbox, it is the number of
-    rows for all topics since its relay started. `state` is the state of the schedule, or "relayed"
-    or "waiting" for an outbox. `due_unix_ms` is the schedule's next tick, or None if there is none.
+    rows that its relay has sent to all topics since it started. `state` is the state of the
+    schedule, or "relayed" or "waiting" for an outbox. `due_unix_ms` is the schedule's next tick, or
+    None if there is none.
     """
 
     kind: str

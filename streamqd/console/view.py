@@ -19,7 +19,7 @@ PAGE_ROWS_MAX = 500
 PARTITION_MAX = 1 << 20
 _WHOLE_MAX = 2**63 - 1
 
-# Values of path parameters that exist in the fleet of the acceptance tests.
+# Values for the path parameters in URLs that the acceptance tests open.
 _EXAMPLES = {
     "topic": "orders",
     "partition": "0",
@@ -34,7 +34,10 @@ Row = TypeVar("Row")
 
 
 def integer(text: str, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
-    """Return an integer parameter, whose name is used in the error. Raises InvalidRequestError."""
+    """Parse an integer parameter.
+
+    Raises InvalidRequestError, which contains the parameter's name.
+    """
     if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
         raise InvalidRequestError(f"{name} must be an integer from {least:,} to {most:,}")
     return int(text)
@@ -44,7 +47,7 @@ def integer(text: str, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> 
 class RowPage(Generic[Row]):
     """A page of a list that is in memory.
 
-    `start` is the position of its first row, counted from 0.
+    `start` is the index of the page's first row in the list.
     """
 
     rows: Sequence[Row]
@@ -53,14 +56,14 @@ class RowPage(Generic[Row]):
 
     @property
     def following(self) -> int | None:
-        """The position at which the next page starts, or None on the last page."""
+        """The index at which the next page starts, or None on the last page."""
         end = self.start + len(self.rows)
         return end if end < self.total else None
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """An input of an act: a list if it has `choices`, or a text area if it has `rows`.
+    """An input of an act. If it has `choices`, it is a list, and if it has `rows`, a text area.
 
     A `folded` field is hidden below the other fields until the person opens it.
     """
@@ -76,10 +79,10 @@ class FormField:
 
 @dataclass(frozen=True)
 class Visit:
-    """One request for a page. `path` contains the parameters of the route.
+    """One request for a page.
 
-    `query` contains the parameters of the URL, or the values of a form that was sent. `typed` is
-    the name that the person typed to confirm a change.
+    `path` contains the parameters of the route. `query` contains the parameters of the URL, or the
+    values of a form that was sent. `typed` is the name that the person typed to confirm a change.
     """
 
     resources: Resources
@@ -90,7 +93,7 @@ class Visit:
 
     @cached_property
     def now(self) -> FleetNow:
-        """The shared snapshot of the fleet, which stays the same for the whole visit.
+        """The shared snapshot of the fleet. It does not change during the visit.
 
         Raises RedisUnavailableError.
         """
@@ -98,7 +101,7 @@ class Visit:
 
     @property
     def reader(self) -> BodyReader:
-        """A reader that returns messages in the form that the person may see."""
+        """A reader that returns the parts of messages in the form that the person may see."""
         return BodyReader(self.person.bodies, self.resources.settings.console.masks)
 
     def text(self, name: str, default: str = "") -> str:
@@ -107,7 +110,7 @@ class Visit:
 
     @property
     def q(self) -> str:
-        """The text of the search field, which is `q` in the URL."""
+        """The text in the search field, from the URL parameter `q`."""
         return self.text("q")
 
     def number(
@@ -115,8 +118,8 @@ class Visit:
     ) -> int:
         """Return an integer from `query`, or the default if it is missing.
 
-        Raises InvalidRequestError. `label` is the label of the field. By default, it is the name
-        with a capital letter.
+        `label` is the label of the field, for use in errors. It defaults to the name with a capital
+        letter. Raises InvalidRequestError.
         """
         text = self.text(name)
         quoted = f'"{label or name.replace("_", " ").capitalize()}"'
@@ -132,7 +135,7 @@ class Visit:
 
     @property
     def limit(self) -> int:
-        """The number of rows on a page, which is `limit` in the URL."""
+        """The number of rows on a page, from the URL parameter `limit`."""
         return self.number("limit", PAGE_ROWS, least=1, most=PAGE_ROWS_MAX)
 
     def field(
@@ -147,7 +150,7 @@ class Visit:
         return url.replace("{trace_id}", trace_id) if url else ""
 
     def paginate(self, rows: Sequence[Row], size: int, name: str = "from") -> RowPage[Row]:
-        """Return the page that starts at the position in this parameter, or the last page."""
+        """Return the page that starts at the index in this URL parameter, or the last page."""
         start = min(self.number(name, 0), max(0, len(rows) - 1) // size * size)
         return RowPage(rows[start : start + size], start, len(rows))
 
@@ -161,7 +164,7 @@ def path_topic(visit: Visit) -> str:
 class PageEntry:
     """A view or an act. Its name is unique, and templates link to it with `to(NAME, …)`.
 
-    `query` contains the URL parameters that the acceptance tests use.
+    `query` contains the URL parameters with which the acceptance tests open it.
     """
 
     name: str
@@ -179,11 +182,11 @@ class PageEntry:
 class ConsoleView(PageEntry):
     """A page that shows something and changes nothing. Its template is `NAME.html`.
 
-    `context` runs in a thread of the backend and returns variables for the template, which also
-    gets the path parameters and the `visit`. A view that has a `label` is in the navigation, and
-    `key` is its shortcut after `g`. If `live` is True, the template's `live` block is rendered
-    again after each snapshot, once for all pages with the same URL and role. If that block needs
-    less data than the page, `live_context` returns its variables.
+    `context` runs in a thread of the backend, and returns the variables for the template. The
+    template also gets the path parameters and the `visit`. If the view has a `label`, it is in the
+    navigation, and `key` is its shortcut after `g`. If `live` is True, the template's `live` block
+    is rendered again after each snapshot, once for all pages with the same URL and role. If that
+    block needs less data than the whole page, `live_context` returns its variables.
     """
 
     context: Callable[[Visit], Context]
@@ -194,7 +197,7 @@ class ConsoleView(PageEntry):
     live_context: Callable[[Visit], Context] | None = None
 
     def variables(self, visit: Visit, *, live: bool = False) -> Context:
-        """Return all variables that a visit determines, for the template or for its live block."""
+        """Return all variables of a visit, for the whole template or only for its live block."""
         context = self.live_context if live and self.live_context else self.context
         return {**visit.path, "visit": visit, **context(visit)}
 
@@ -203,7 +206,7 @@ class ConsoleView(PageEntry):
 class Download:
     """A file to download.
 
-    `content` returns its name, its media type, and its bytes or an export.
+    `content` returns the name of the file, its media type, and its bytes or an export.
     """
 
     name: str
@@ -216,11 +219,11 @@ class Download:
 class Preview:
     """The dry run of an act: sentences about the effect that the act would have.
 
-    `refusal` is the reason why the act is not possible, or ''. `warnings` holds reasons against the
-    act. `rows` is a table below the sentences: its head and its rows. If `typed` is set, a person
-    must type this name to confirm, for the reason in `typed_reason`, and `run` checks it. `stated`
-    contains values that the form passes to the act, such as the time of the dry run. Their names
-    start with `forms.DRY_RUN_PREFIX`.
+    `refusal` is the reason why the act is not possible, or ''. `warnings` contains reasons not to
+    run it. `rows` is a table below the sentences: its head and its rows. If `typed` is set, a
+    person must type this name to confirm the act, for the reason in `typed_reason`, and `run`
+    checks the name. `stated` contains values that the form passes on to the act, such as the time
+    of the dry run. Their names start with `forms.DRY_RUN_PREFIX`.
     """
 
     sentences: Sequence[str]
@@ -234,7 +237,10 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class AuditNote:
-    """An entry for the audit logs of `topics`. `command` is the equivalent command."""
+    """An entry for the audit logs of `topics`.
+
+    `command` is the command that has the same effect.
+    """
 
     topics: Sequence[str]
     command: str
@@ -246,7 +252,7 @@ class AuditNote:
 class ActResult:
     """The result of an act: a sentence, and the view to which the browser is redirected.
 
-    The sentence is '' if that view shows the result itself. `note` is written to the audit logs
+    If that view shows the result itself, the sentence is ''. `note` is written to the audit logs
     with the person's name. It is None if nothing changed, or if a job writes its own note. `view`
     defaults to `Act.back`, and `parameters` to the path parameters of the act.
     """
@@ -258,10 +264,7 @@ class ActResult:
 
     @classmethod
     def of_job(cls, job: str, note: AuditNote | None = None) -> ActResult:
-        """Return the result of an act that started a job.
-
-        The page of the job shows its progress.
-        """
+        """Return the result of an act that started a job, whose page shows the progress."""
         return cls("", note, "job", {"job": job})
 
 
@@ -269,14 +272,14 @@ class ActResult:
 class Act(PageEntry):
     """A change: a form at `path`, its dry run, and the function that changes something.
 
-    GET shows the fields, filled in from the URL, and their dry run. POST checks the role, the
-    origin, the typed name and the request ID, and then calls `run` once. `run` uses the functions
-    of `streamqd.admin` and returns the note for the audit log.
+    GET shows the fields, filled in from the URL, and a dry run of their values. POST checks the
+    role, the origin, the typed name and the request ID, and then calls `run` once. `run` uses the
+    functions of `streamqd.admin` and returns the note for the audit log.
 
-    `submit` is the label of the button. `fields` and `preview` receive the values in the URL, and
-    `run` receives those of the form. `typed` returns the name that a person must type to confirm a
-    destructive act, or '' for other acts. It reads nothing from Redis. `back` is the view to which
-    "Back" leads, with the parameters of the path.
+    `submit` is the label of the button. `fields` and `preview` get the values in the URL, and `run`
+    gets those in the form. `typed` returns the name that a person must type to confirm a
+    destructive act, or '' for other acts. It must not read from Redis. `back` is the view to which
+    "Back" leads, with the path parameters of the act.
     """
 
     submit: str

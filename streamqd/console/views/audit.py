@@ -8,12 +8,12 @@ from streamqd.console.formats import instant
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.store import topics
 
-TOPICS_MAX = 500  # limit of topics whose logs one page reads
+TOPICS_MAX = 500  # topics whose logs one page reads at most
 _BODY = frozenset({"key", "headers"})
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of entries, latest first. `before` is the entry ID at which to continue."""
+    """Return a page of entries, latest first. `before` is the ID before which the page starts."""
     store, topic, before = visit.resources.store, visit.text("topic"), visit.text("before")
     names = [topic] if topic else sorted(topics.read_registry(store)[0])
     rows: list[tuple[str, AuditEntry]] = []
@@ -37,7 +37,7 @@ def show(visit: Visit) -> Context:
 def _arguments(visit: Visit, entry: AuditEntry) -> dict[str, object]:
     """Return the arguments of a command for display.
 
-    Keys and headers in filters are masked in the same way as those of messages.
+    Filters may contain keys and headers of messages. These are masked as in messages.
     """
     shown: dict[str, object] = {}
     for name, value in entry.arguments.items():

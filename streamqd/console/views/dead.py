@@ -13,10 +13,10 @@ from streamqd.console.exports import ExportFile
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-BUDGET = 10_000  # limit of dead letters that a page examines, newest first
-BUDGET_MAX = 100_000  # limit for counting the causes, if a person requests more
-PAINT_SECONDS = 0.6  # time limit for counting causes, so that the page loads within a second
-SECONDS = 5.0  # time limit if a person requests more
+BUDGET = 10_000  # dead letters that a page examines at most, newest first
+BUDGET_MAX = 100_000  # maximum for counting the causes if a person requests more
+PAINT_SECONDS = 0.6  # seconds to count causes, so that the page loads within a second
+SECONDS = 5.0  # seconds to count causes if a person requests more
 CAUSES_SHOWN = 100
 FILTERS = (
     *("group", "fingerprint", "error", "reason", "key", "header", "since", "until"),
@@ -54,7 +54,9 @@ def read_choice(visit: Visit, now_unix_ms: int) -> MessageFilter:
 
 
 def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
-    """Return a time in unix ms from an age (30m, 12h, 7d), an ISO 8601 time in UTC, or unix ms.
+    """Parse a time: an age (30m, 12h, 7d), an ISO 8601 time in UTC, or Unix ms.
+
+    Return it in Unix ms.
 
     Returns None if the parameter is empty. Raises InvalidRequestError.
     """
@@ -91,10 +93,10 @@ def show_topics(visit: Visit) -> Context:
 
 
 def show(visit: Visit) -> Context:
-    """Return the causes of a topic's dead letters, and a page of the dead letters that match.
+    """Return the causes of a topic's dead letters, and a page of those that match the filter.
 
     The causes are counted only on the first page, among the newest dead letters. `examine` limits
-    how many are read.
+    how many of them are read.
     """
     topic, store, now = visit.path["topic"], visit.resources.store, visit.now
     choice, cursor = read_choice(visit, now.now_unix_ms), visit.text("cursor")

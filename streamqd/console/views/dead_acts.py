@@ -1,8 +1,8 @@
 """Replay and purge dead letters. Each replay or purge is a job of the console.
 
 A dry run examines a limited number of dead letters, and states this number. The form contains the
-time of its dry run, so that the job applies only to the dead letters that existed then. The job
-reads them page by page.
+time of its dry run, so that the job applies only to dead letters that existed then. The job reads
+them page by page.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from streamqd.words import plural
 Result = TypeVar("Result", ReplayResult, Purged)
 
 LARGE = 1_000  # number of dead letters above which the topic's name must be typed
-EXAMINED = 10_000  # limit of dead letters that a dry run examines by default
+EXAMINED = 10_000  # dead letters that a dry run examines by default
 EXAMINED_MAX = 100_000
-EXAMINING_SECONDS = 5.0  # time limit of a dry run
-ROWS = 20  # limit of causes in a dry run
+EXAMINING_SECONDS = 5.0  # seconds that a dry run may take
+ROWS = 20  # causes that a dry run shows at most
 AT, COUNT = (
     f"{DRY_RUN_PREFIX}at",
     f"{DRY_RUN_PREFIX}letters",
@@ -72,7 +72,7 @@ def _filter_fields(visit: Visit) -> list[FormField]:
 
 
 def _choices(visit: Visit) -> list[tuple[str, str]]:
-    """Return the reasons of dead letters, and also the reason in the URL if it is unknown."""
+    """Return the reasons of dead letters for a list. An unknown reason from the URL is added."""
     given = visit.text("reason")
     known = [*REASONS, *([given] if given and given not in REASONS else [])]
     return [("", "any"), *((each, reason(each)) for each in known)]
@@ -135,18 +135,18 @@ def _choice_until(visit: Visit, at_unix_ms: int) -> MessageFilter:
 
 
 def _now_unix_ms(visit: Visit) -> int:
-    """Return a time that is later than that of every existing dead letter (unix ms, Redis time)."""
+    """Return a time that is later than any existing dead letter (Unix ms, Redis time)."""
     return server_unix_ms(visit.resources.store.connection) + 1
 
 
 def _dry_run_ms(visit: Visit) -> int:
-    """Return the time of the dry run that the person saw, or the current time without a dry run."""
+    """Return the time of the dry run that the person saw, or the current time if there was none."""
     present = _now_unix_ms(visit)
     return min(present, visit.number(AT, present))
 
 
 def _dry_run_count(visit: Visit) -> int | None:
-    """Return the exact count from the dry run that the person saw, or None if there is none."""
+    """Return the count from the dry run that the person saw, or None if there was no exact one."""
     return visit.optional_number(COUNT)
 
 
@@ -155,7 +155,10 @@ def _read_budget(visit: Visit) -> int:
 
 
 def _form_values(at_unix_ms: int, count: int, *, complete: bool) -> dict[str, str]:
-    """Return the values that the form passes on to the act. An incomplete count is left out."""
+    """Return the values that the form passes on to the act.
+
+    A count that is not exact is left out.
+    """
     return {AT: str(at_unix_ms)} | ({COUNT: str(count)} if complete else {})
 
 
@@ -251,8 +254,8 @@ def replay(visit: Visit) -> ActResult:
     """Start a job that runs the replay which the person saw in the dry run."""
     topic, rate, canary = visit.path["topic"], _read_rate(visit), _read_limit(visit)
     at = _dry_run_ms(visit)
-    # Use the same budget as the dry run. If there are more dead letters, the person must type the
-    # name of the topic.
+    # The plan gets the same budget as the dry run. If it does not reach all dead letters, the
+    # person must type the name of the topic.
     check_typed(visit.typed, topic if _risks(_make_plan(visit, at), _read_target(visit)) else "")
     target = _read_target(visit)
     change = functools.partial(dead_letters.replay, target=target, rate=rate, limit=canary)
@@ -268,9 +271,9 @@ def replay(visit: Visit) -> ActResult:
 
 
 def _remaining_form(visit: Visit) -> dict[str, str]:
-    """Return the form that replays the dead letters beyond the limit.
+    """Return the values of a form that replays the dead letters beyond the limit of this one.
 
-    It is empty if the form has no limit or selects dead letters by ID.
+    They are empty if the form has no limit or selects dead letters by ID.
     """
     stated = {each.name: each.value for each in _replay_fields(visit) if each.value}
     if not stated.pop("canary", "") or "id" in stated:
@@ -279,7 +282,7 @@ def _remaining_form(visit: Visit) -> dict[str, str]:
 
 
 def _describe_replay(done: ReplayResult) -> tuple[int, list[str]]:
-    """Return the number of replayed dead letters, and clauses about these and all others."""
+    """Return the number of replayed dead letters, and clauses about these and the others."""
     parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
     parts += [f"{number:,} kept: {why}" for why, number in done.refused.items()]
     if done.missing:
@@ -298,7 +301,7 @@ def preview_purge(visit: Visit) -> Preview:
     found = dead_letters.count_within(
         visit.resources.store,
         topic,
-        read_choice(visit, at),  # without a filter, the count is exact
+        read_choice(visit, at),  # exact if there is no filter
         budget=_read_budget(visit),
         stop=dead_letters.stop_after(EXAMINING_SECONDS),
     )
@@ -343,10 +346,10 @@ def _start_job(
     replayed_since_unix_ms: int | None = None,
     rest: Mapping[str, str] | None = None,
 ) -> ActResult:
-    """Start a job that changes the chosen dead letters, on behalf of the person.
+    """Start a job that changes the chosen dead letters, in the name of the person.
 
     `clauses` returns the number of changed dead letters, and the result in words. Raises
-    TopicNotFoundError, RequestRefusedError.
+    TopicNotFoundError and RequestRefusedError.
     """
     topic, store, stated = visit.path["topic"], visit.resources.store, _dry_run_count(visit)
     if choice.ids:

@@ -14,8 +14,8 @@ def show(visit: Visit) -> Context:
     """Run the checks, or only those in `area`, and return their findings by area.
 
     The checks of a host are left out, because the console may run on a different host than the
-    daemons. In a read-only console, the check of a daemon's permissions is left out too. The
-    console does not connect to the databases of outboxes. It may not be able to reach them, and a
+    daemons. In a read-only console, the check of a daemon's permissions is left out, too. The
+    databases of outboxes are not read, because the console may not be able to reach them, and a
     page must not wait for them.
     """
     settings = visit.resources.settings

@@ -27,7 +27,7 @@ def _by_name(row: InstanceRow) -> str:
 
 
 def _place(row: DirectiveRow) -> dict[str, object]:
-    """Return the topic, partition and group that a directive names, as parameters of a view."""
+    """Return the topic, partition and group in a directive's target, as parameters of a view."""
     named = row.kind in ("pause", "stop", "move")
     return (parse_scope(row.target) if named else Scope())._asdict()
 

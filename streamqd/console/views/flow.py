@@ -23,8 +23,8 @@ CHARACTER = 9.4  # width of a wide character in pixels
 class FlowLayout:
     """The positions of the boxes in a picture: their left edges and widths in pixels.
 
-    In the wide layout, a topic is between its sources and its groups. In the narrow layout, it is
-    below its sources and above its groups.
+    In the wide layout, a topic is to the right of its sources and to the left of its groups. In the
+    narrow layout, it is below its sources and above its groups.
     """
 
     name: str
@@ -170,7 +170,7 @@ _SourceText = tuple[str, str, str, str, Mapping[str, str]]
 
 
 def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
-    """Return the text, figure, level and target of each source. All schedules share one box."""
+    """Return each source's text, figure, level and link. All schedules of a topic share one box."""
     found: list[_SourceText] = []
     schedules = [each for each in topic.sources if each.kind == SCHEDULE]
     others = [each for each in topic.sources if each.kind != SCHEDULE]
@@ -194,7 +194,7 @@ def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
 
 
 def _group_boxes(topic: FlowTopic) -> list[tuple[GroupNow, str]]:
-    """Return each group with its figure."""
+    """Return each group with the figure in its box."""
     found = []
     for each in topic.groups:
         unread = f"{_format_unread(each)} unread" if each.lag != 0 else ""

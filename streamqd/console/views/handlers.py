@@ -13,7 +13,10 @@ from streamqd.scoreboard import quantile
 
 @dataclass(slots=True)
 class HandlerRow:
-    """One handler in one group. Quantiles are in seconds over the last hour, None without runs."""
+    """One handler in one group.
+
+    Quantiles are in seconds over the last hour, or None without runs.
+    """
 
     handler: str
     topic: str
@@ -24,7 +27,7 @@ class HandlerRow:
     runs: dict[int, int] = field(default_factory=dict)
 
     def quantile(self, share: float) -> float | None:
-        """Return the upper bound of the histogram bucket that contains the quantile."""
+        """Return the upper bound (seconds) of the histogram bucket with this quantile."""
         return quantile(self.runs, share)
 
 

@@ -1,4 +1,4 @@
-"""Jobs: the progress of a replay or purge that runs in the background, and an act to stop it."""
+"""Jobs: the progress of a change that runs in the background, and an act to stop it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from streamqd.console.access import Role
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, AuditNote, ConsoleView, Context, Preview, Visit
 
-BUDGET = 1_000  # limit of dead letters that the page of a replay examines, newest first
-SECONDS = 0.3  # time limit for examining them
+BUDGET = 1_000  # dead letters that the page of a replay examines at most, newest first
+SECONDS = 0.3  # seconds that examining them may take
 
 
 def show_job(visit: Visit) -> Context:
@@ -28,10 +28,10 @@ def show_job(visit: Visit) -> Context:
 
 
 def _remaining_form(visit: Visit, job: ConsoleJob) -> dict[str, str]:
-    """Return the form for the dead letters that a limited replay left over, or {}.
+    """Return the values of the form for the dead letters that a limited replay left over, or {}.
 
-    Only the person who started the replay gets the form, because others may not be allowed to see
-    the key in its filter.
+    Only the person who started the replay gets them, because other persons may not be allowed to
+    see the key in its filter.
     """
     if job.running or not job.remaining_form or job.person != visit.person.name:
         return {}

@@ -24,17 +24,17 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import REPLAY_OF
 from streamqd.policy.partitioning import crc32_partition
 
-BUDGET = 10_000  # limit of messages that one request examines
-SECONDS = 2.0  # time limit of a search
+BUDGET = 10_000  # messages that one request examines at most
+SECONDS = 2.0  # seconds that a search may take
 PIECE = 500  # number of messages between two checks of the time
 TAIL_ROWS = 50
 TAIL_BYTES = 1 << 20  # payload bytes after which a read of the newest messages stops
-TAIL_PARTITIONS = 64  # limit of partitions that can be followed together
+TAIL_PARTITIONS = 64  # partitions that can be followed together
 _WHERE = re.compile(
     r"(header:[^\s=~]+|/(?:[^\s=~]|~[01])*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL
 )
 _FILTERS = ("key", "partition", "since", "until", "where")
-# Held by the request that is reading the archive, because only one request at a time may read it.
+# Held by the request that is reading the archive, because only one request at a time may do so.
 _archive_lock = threading.Lock()
 
 Test = Callable[[TailedEntry], bool]
@@ -46,8 +46,8 @@ def show(visit: Visit) -> Context:
     choice = read_choice(visit, visit.now.now_unix_ms)
     count = partition_count(store, topic)
     if choice.key is not None and choice.partition is None:
-        # Search only the partition that the key's hash selects. This is the right partition unless
-        # a producer chose another one.
+        # Only the partition that the key's hash selects is searched. The message is in another one
+        # only if its producer chose that partition explicitly.
         choice = replace(choice, partition=crc32_partition(choice.key, count))
     test = _read_test(visit)
     rows, cursor, examined, total = _search(visit, choice, test)
@@ -87,9 +87,11 @@ def _search(
 
 
 def _read_test(visit: Visit) -> Test | None:
-    """Return the test in `where`: NAME = TEXT, NAME ~ TEXT or NAME exists. None if it is empty.
+    """Parse the test in `where`: NAME = TEXT, NAME ~ TEXT or NAME exists.
 
-    Raises InvalidRequestError, RequestRefusedError.
+    Return None if it is empty.
+
+    Raises InvalidRequestError and RequestRefusedError.
     """
     text = visit.text("where")
     if not text:
@@ -133,7 +135,10 @@ def _message_value(row: TailedEntry, name: str) -> str | None:
 
 
 def show_tail(visit: Visit) -> Context:
-    """Return the newest messages of a topic or partition. The live page keeps adding new ones."""
+    """Return the newest messages of a topic or partition.
+
+    The live page adds newer ones by itself.
+    """
     topic, partition = visit.path["topic"], visit.optional_number("partition", most=PARTITION_MAX)
 
     def read() -> tuple[int, bool, list[TailedEntry], list[Unreadable]]:
@@ -169,7 +174,7 @@ def _read_newest(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A message's origin according to its entry: a label, a name, and its page, if any."""
+    """One origin of a message, according to its entry: a label, a name, and its page, if any."""
 
     label: str
     text: str
@@ -225,7 +230,7 @@ def _origins(
 
 
 def _origin_of_uid(label: str, text: str) -> Origin:
-    """Return an origin, with a link if its text is a uid.
+    """Return an origin. If its text is a uid, it has a link.
 
     The uid of a dead letter has `:dlq` after the topic.
     """
@@ -241,7 +246,10 @@ def _origin_of_uid(label: str, text: str) -> Origin:
 
 
 def _find_in_archive(visit: Visit, found: Trace) -> str:
-    """Return the place of a message in the archive, or '' if the person did not ask for it."""
+    """Search the archive for a message.
+
+    Return the result in words, or '' if it was not requested.
+    """
     settings = visit.resources.settings
     asked = visit.text("archive") and found.where != "delayed"
     if not asked or settings.console.archive is None:

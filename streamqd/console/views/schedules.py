@@ -20,7 +20,7 @@ from streamqd.store.schedules import MOVING, ORPHANED, PAUSED, UNREADABLE
 
 TICKS_SHOWN = 5
 _BODY = frozenset({"key", "headers", "payload"})
-# State -> level, which is the severity that `doctor` gives it.
+# Maps each state to the level that corresponds to its severity in `doctor`.
 LEVELS = {
     **{state: OF_CHECKS[f"schedules.{state}"] for state in (MISSING, ORPHANED, UNREADABLE)},
     **dict.fromkeys((PAUSED, MOVING), NOTE),

@@ -73,7 +73,7 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
         text, key = dead_letter.payload.decode(), (dead_letter.key or b"").decode()
     except UnicodeDecodeError:
         return ()
-    if "\0" in text + key or visit.person.bodies != "show":  # no form can contain a NUL character
+    if "\0" in text + key or visit.person.bodies != "show":  # a form cannot contain a NUL character
         return ()
     return (
         FormField("payload", "Payload", visit.query.get("payload", text), rows=12),
@@ -88,7 +88,7 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def stated_headers(visit: Visit) -> dict[str, str]:
-    """Return the headers that were entered in a form. Raises InvalidRequestError."""
+    """Parse the headers that were entered in a form. Raises InvalidRequestError."""
     try:
         found = json.loads(visit.text("headers") or "{}")
     except (ValueError, RecursionError):

@@ -37,9 +37,9 @@ Target = TypeVar("Target", bound="Scope | Assignment | str")
 class Steering(Generic[Target]):
     """A directive that an act writes or removes. `target` is a scope, an assignment or an instance.
 
-    `steer` calls the function of `streamqd.admin.directives`, with True for a dry run. `effect`
-    returns the text of the dry run, `result` the sentence of the act, and `more` other arguments
-    for the audit log.
+    `steer` calls the function of `streamqd.admin.directives`. Its last argument is True for a dry
+    run. `effect` returns the text of the dry run, and `result` the sentence of the act. `more`
+    returns other arguments for the audit log.
     """
 
     command: str
@@ -98,7 +98,7 @@ def _stop_scope(visit: Visit) -> Scope:
 
 
 def _stated_scope(visit: Visit) -> Scope:
-    """Return the scope from the URL or the form. Raises InvalidRequestError."""
+    """Parse the scope from the URL or the form. Raises InvalidRequestError."""
     try:
         return stored.parse_scope(visit.text("scope"))
     except ValueError as error:
@@ -135,7 +135,7 @@ RESUME = Steering(
     lambda _visit, scope: f"{_name(scope)} would fetch messages again.",
     lambda _visit, scope: f"{_name(scope)}: resumed.",
 )
-# Resumes a pause of any scope, from the list on the fleet page.
+# Resumes a pause of any scope. The list on the fleet page links to this act.
 RESUME_PAUSE = Steering(
     "resume",
     _stated_scope,

@@ -9,9 +9,9 @@ from streamqd.admin.condition import describe_condition
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.errors import InvalidRequestError
 
-PANEL_ROWS = 8  # limit of slow handlers and of kinds of failure
+PANEL_ROWS = 8  # rows in the panels of slow handlers and of failures
 ISSUES_SHOWN = 3
-# The sort orders, and the heading of the column for each.
+# The sort orders, each with the heading of its column.
 HEADS = {
     "urgency": "Urgency",
     "name": "Name",
@@ -32,7 +32,7 @@ HEADS = {
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of the assignments that match `q`, sorted by `sort`, or in reverse order."""
+    """Return a page of the assignments that match `q`, in the order `sort` or its reverse."""
     now, order, reverse = visit.now, visit.text("sort", ranking.ORDERS[0]), "reverse" in visit.query
     if order not in ranking.ORDERS:
         raise InvalidRequestError(f"sort must be one of {', '.join(ranking.ORDERS)}")

@@ -26,7 +26,7 @@ from streamqd.errors import RequestRefusedError
 from streamqd.words import plural, spans
 
 POLL_SECONDS = 1.0  # seconds between two checks of the groups of a growing topic
-ROWS = 50  # limit of partitions in a dry run
+ROWS = 50  # partitions that a dry run shows at most
 
 
 def _path_group(visit: Visit) -> str:
@@ -52,9 +52,9 @@ def _wanted_partitions(visit: Visit) -> int:
 
 
 def _find_growth(visit: Visit, to: int) -> growth.Progress | None:
-    """Return the growth to continue, or None if a new one starts.
+    """Return the growth that the act would continue, or None if it would start a new one.
 
-    Raises InvalidRequestError, TopicNotFoundError, RequestRefusedError.
+    Raises InvalidRequestError, TopicNotFoundError and RequestRefusedError.
     """
     name, settings = visit.path["topic"], visit.resources.settings
     found = growth.progress(visit.resources.store, name, to)
@@ -89,7 +89,10 @@ def preview_grow(visit: Visit) -> Preview:
 
 
 def grow(visit: Visit) -> ActResult:
-    """Start or continue a growth in a job. As with the command, only its start is audited."""
+    """Start or continue a growth in a job.
+
+    As with the command, the audit log records only its start.
+    """
     name, to = visit.path["topic"], _wanted_partitions(visit)
     under_way = _find_growth(visit, to)
 
@@ -159,7 +162,8 @@ def delete_topic(visit: Visit) -> ActResult:
             job.done = removed
 
         done = topics_deletion.delete(resources.store, name, force=False, progress=progress)
-        # The audit log was deleted with the topic, so this is the first entry of a new log.
+        # The topic's audit log was deleted with the topic, so this becomes the first entry of a new
+        # log.
         arguments = {"groups": found.groups, "partitions": done.partitions, "force": False}
         counts = {"messages": found.messages, "dead_letters": found.dead_letters, "keys": done.keys}
         written = record(resources, [name], "topic delete", arguments, counts)
@@ -265,8 +269,8 @@ def _delete_fields(visit: Visit) -> Sequence[FormField]:
 def _check_group(visit: Visit) -> groups.GroupDetail:
     """Return the group.
 
-    Raises TopicNotFoundError, and RequestRefusedError if the group is in use or must not be deleted
-    yet.
+    Raises TopicNotFoundError. Raises RequestRefusedError if the group is in use, or must not be
+    deleted yet.
     """
     topic, group = visit.path["topic"], visit.path["group"]
     found = groups.describe(visit.resources.store, topic, group)

@@ -23,15 +23,18 @@ from streamqd.model import Assignment
 from streamqd.store.directives import Scope
 from streamqd.store.stacks import KEPT_SECONDS
 
-AUDIT_READ, MOVES_SHOWN = 100, 5  # numbers of audit entries that an assignment reads and shows
-CELLS_MAX = 1_024  # limit of partitions of one group in a map
+AUDIT_READ, MOVES_SHOWN = 100, 5  # audit entries read for an assignment, and moves shown
+CELLS_MAX = 1_024  # partitions of one group that a map shows at most
 HEAT_STEPS = 5
 RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # length and step, in minutes
 
 
 @dataclass(frozen=True, slots=True)
 class HeatCell:
-    """One partition in a map. `heat` is from 0 (nothing is waiting) to 5 (most on this page)."""
+    """One partition in a map.
+
+    `heat` is 0 (nothing waits) to 5 (more waits than elsewhere on the page).
+    """
 
     row: AssignmentRow
     heat: int
@@ -55,7 +58,7 @@ def show_topics(visit: Visit) -> Context:
         each for each in topics.list_topics(visit.resources.store) if wanted in each.topic.lower()
     ]
     page = visit.paginate(rows, visit.limit)
-    # The lag summed over all groups (None if unknown), and a lower bound of it.
+    # The lag summed over all groups, or None if it is unknown, and a lower bound of it.
     lags: dict[str, tuple[int | None, int]] = {}
     for group in visit.now.groups:
         known, least = lags.get(group.topic, (0, 0))
@@ -188,7 +191,7 @@ def stopped_groups(visit: Visit, topic: str, groups: Iterable[str]) -> set[str]:
 
 
 def _settings(detail: TopicDetail) -> Iterator[SettingRow]:
-    """Yield each setting that is not "none", in the form in which a file contains it."""
+    """Yield each setting that is not "none", in the notation of the configuration file."""
     file, stored = _format_settings(detail.configured), _format_settings(detail.settings)
     for name, value in _format_settings(detail.effective).items():
         if value == '"none"':
@@ -244,7 +247,7 @@ def show_stack(visit: Visit) -> Context:
 def _list_moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
     """Return the latest moves of an assignment that were made through the console.
 
-    They come from the newest audit entries. `streamqd move` writes no entry.
+    They are taken from the newest audit entries. `streamqd move` does not write any.
     """
     entries = audit.page(visit.resources.store, place.topic, limit=AUDIT_READ).entries
     moves = [each for each in entries if each.command == "move"]

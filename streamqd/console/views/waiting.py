@@ -24,7 +24,7 @@ from streamqd.model import DLQ_SUFFIX
 from streamqd.words import plural
 
 BUDGET = 10_000
-CHOSEN_MAX = 10_000  # limit of messages that one act changes
+CHOSEN_MAX = 10_000  # messages that one act changes at most
 
 
 def show_retries(visit: Visit) -> Context:
