@@ -1,7 +1,7 @@
-"""Inserts a row over an application's connection, in its open transaction.
+"""Insert a row over an application's connection, in its open transaction.
 
-The class of a connection is recognized by its module, so that no driver has to be imported.
-Connections are never committed, rolled back or closed here.
+The class of a connection is recognized by the name of its module, so that no driver has to be
+imported. This module never commits, rolls back or closes a connection.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _execute(connection: Any, statement: str, row: SentRow) -> None:
 
 
 def _check_psycopg(connection: Any) -> None:
-    # Status 0 is IDLE. Even in autocommit mode, `with connection.transaction()` may have opened a
-    # transaction.
+    # Status 0 means that no transaction is open. Otherwise, `with connection.transaction()` may
+    # have opened one, even in autocommit mode.
     if connection.autocommit and connection.info.transaction_status == 0:
         raise AutocommitError(_AUTOCOMMIT.format("the connection", "use connection.transaction()"))
 
@@ -108,7 +108,7 @@ async def _psycopg_async(connection: Any, table: str, row: SentRow) -> None:
 def _check_sqlite3(connection: Any) -> None:
     if connection.in_transaction:
         return
-    # `autocommit` exists since Python 3.12. Its value -1 means that isolation_level decides.
+    # `autocommit` exists since Python 3.12. If it is -1, isolation_level determines the mode.
     mode = getattr(connection, "autocommit", -1)
     if mode is True or (mode is not False and connection.isolation_level is None):
         raise AutocommitError(_AUTOCOMMIT.format("the connection", "execute BEGIN first"))
@@ -142,7 +142,8 @@ def _scoped_session(scoped: Any, table: str, row: SentRow) -> None:
 
 
 def _sqlalchemy(connection: Any, table: str, row: SentRow) -> None:
-    # Begin the transaction, as the first statement would do, to find out whether one can be open.
+    # SQLAlchemy begins a transaction with the first statement. It is begun here, to find out
+    # whether the connection can have an open transaction at all.
     if not connection.in_transaction():
         connection.begin()
     if _sqlalchemy_commits(connection):
@@ -153,13 +154,13 @@ def _sqlalchemy(connection: Any, table: str, row: SentRow) -> None:
 
 
 def _sqlalchemy_commits(connection: Any) -> bool:
-    """Return True if the connection is in autocommit mode, as far as its driver can report it."""
+    """Return True if the connection is known to be in autocommit mode."""
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
     pooled = connection.connection
     if connection.dialect.name == "sqlite":
-        # SQLAlchemy's recipe for savepoints sets isolation_level to None, and executes BEGIN
-        # itself.
+        # SQLAlchemy's recipe for savepoints sets isolation_level to None and executes BEGIN itself,
+        # so None does not mean autocommit here.
         driver = pooled.driver_connection
         return driver.isolation_level is None and not driver.in_transaction
     try:
@@ -205,7 +206,7 @@ def _django(connection: Any, table: str, row: SentRow) -> None:
         raise TypeError(
             f"the database {connection.vendor} cannot have an outbox; use {', '.join(DIALECTS)}"
         )
-    # All database backends of Django accept this marker.
+    # All of Django's database backends accept this parameter marker.
     statement = OutboxTable(table, replace(dialect, marker="%s")).insert()
     binary = connection.Database.Binary
     with connection.cursor() as cursor:

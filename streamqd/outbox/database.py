@@ -1,7 +1,7 @@
 """The relay's database access: read the oldest rows, delete sent rows, and dead-letter others.
 
-No transaction is open between two calls, so a stopped relay holds no locks. After an error, the
-connection is closed, and the next call opens a new one.
+No transaction is open between two calls, so a relay that hangs or is killed holds no locks. After
+an error, the connection is closed, and the next call opens a new one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from streamqd.outbox.drivers import Opened
 from streamqd.outbox.rows import DeadRow, OutboxRow, decode_all, decode_dead, readable_uid
 from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 
-BATCH_BYTES = 8 << 20  # limit of the bodies in one batch, which one message may exceed
-# Limit of rows per statement, each of which takes two parameters. Old versions of SQLite allow 999
+BATCH_BYTES = 8 << 20  # target bytes of a batch, which a single message may exceed
+# Maximum rows per statement. Each row takes two parameters. Old versions of SQLite allow 999
 # parameters, and PostgreSQL allows 65,535.
 ROWS_PER_STATEMENT = {"sqlite": 400}
 ROWS_PER_OTHER = 4096
@@ -53,8 +53,8 @@ class Database:
     """One connection to one outbox, owned by one relay or command. It is not thread-safe.
 
     Every method may be repeated. A method raises DatabaseUnavailableError if the connection is
-    lost. If the database returns an error, it raises the subclass DatabaseResponseError, whose text
-    contains the remedy.
+    lost, and its subclass DatabaseResponseError, whose text contains the remedy, if the database
+    returns an error.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Database:
     # --- rows ---
 
     def oldest(self, limit: int) -> list[OutboxRow]:
-        """Return the oldest rows by ID, up to `limit` rows and about 8 MiB, from one new snapshot.
+        """Return the oldest rows by ID, up to `limit` rows and about 8 MiB, from a new snapshot.
 
         If a row cannot be sent, its `fault` is set. Raises DatabaseResponseError if the ID of a row
         is not an integer.
@@ -111,7 +111,10 @@ class Database:
             ) from None
 
     def find_existing(self, rows: Sequence[OutboxRow]) -> set[str]:
-        """Return the uids of the given rows that still exist, after a delete without a reply."""
+        """Return the uids of the rows that still exist.
+
+        Call this after a delete that got no reply.
+        """
         found: set[str] = set()
         for count, values in self._parts(rows):
             uids = self.rows(self.table.select_uids(count), values)
@@ -121,21 +124,23 @@ class Database:
     def delete(self, rows: Sequence[OutboxRow]) -> None:
         """Delete rows that have been sent.
 
-        Raises DatabaseResponseError if rows still exist afterwards. After DatabaseUnavailableError,
-        any of them may be deleted. Call `find_existing` to find out which.
+        Raises DatabaseResponseError if rows still exist afterwards. If it raises
+        DatabaseUnavailableError, any of the rows may be deleted. Call `find_existing` to find out
+        which.
         """
         parts = self._parts(rows)
         deleted = 0
         if len(parts) == 1:
             deleted = self.run(self.table.delete(parts[0][0]), parts[0][1])
         elif parts:
-            # Use one commit for all parts, because each commit costs a write to the disk.
+            # All parts use one commit, because each commit costs a write to the disk.
             with self._transaction() as cursor:
                 for count, values in parts:
                     cursor.execute(self.table.delete(count), values)
                     deleted += cursor.rowcount
-        # Missing rows may have been deleted earlier. However, a trigger or a policy can prevent a
-        # delete without an error, and such a row would be sent again in a later batch.
+        # Rows may be missing because they were deleted earlier. However, a trigger or a policy can
+        # also prevent a delete without an error, and such a row would be sent again in a later
+        # batch.
         if deleted < len(rows) and (left := self.find_existing(rows)):
             raise DatabaseResponseError(
                 f"{len(left)} sent rows of outbox {self.table.name} are still there after their"
@@ -145,7 +150,7 @@ class Database:
     def move_to_dead_table(self, row: OutboxRow, error: str) -> bool:
         """Move a row to the dead-letter table, in one transaction. Return True if it was moved.
 
-        If the row no longer exists, nothing is changed, even if another row now has its ID.
+        If the row no longer exists, nothing is changed, even if another row has got its ID.
         """
         values = (error[:DETAIL_CHARS_MAX].replace("\0", ""), time.time_ns() // 1_000_000, row.id)
         try:
@@ -164,7 +169,7 @@ class Database:
     def backlog(self, limit: int) -> tuple[int, float]:
         """Return the number of rows, counted up to `limit`, and the age of the oldest in seconds.
 
-        The age is the difference between this host's clock and the sender's, but never less than 0.
+        The age is this host's time minus the time on the sender's clock, but at least 0.
         """
         [(count, oldest)] = self.rows(self.table.backlog(limit))
         if not count or not isinstance(oldest, int):
@@ -183,7 +188,7 @@ class Database:
     def wait(self, seconds: float, wake_fd: int | None = None) -> None:
         """Wait until `seconds` have passed, new rows are notified, or `wake_fd` becomes readable.
 
-        Only PostgreSQL sends notifications. Nothing is read from `wake_fd`.
+        Only PostgreSQL can notify the relay of new rows. Nothing is read from `wake_fd`.
         """
         with self._errors() as opened:
             opened.wait(seconds, wake_fd)
@@ -191,15 +196,15 @@ class Database:
     # --- statements ---
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Sequence[Any]]:
-        """Run a query and return its rows, with strings as bytes."""
+        """Run a query and return its rows, in which strings are bytes."""
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(query, values)
             return list(cursor.fetchall())
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run one statement, which is committed immediately.
+        """Run one statement and commit it immediately.
 
-        Return the number of rows it changed.
+        Return the number of rows that it changed.
         """
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(statement, values)
@@ -212,9 +217,9 @@ class Database:
                 cursor.execute(statement)
 
     def _parts(self, rows: Sequence[OutboxRow]) -> list[tuple[int, list[Any]]]:
-        """Split rows into parts for one statement each.
+        """Split rows into parts, each for one statement.
 
-        Each part is the number of its rows, and the statement's parameters (IDs and uids).
+        A part consists of its number of rows and the parameters of the statement (IDs and uids).
         """
         most = ROWS_PER_STATEMENT.get(self.dialect, ROWS_PER_OTHER)
         parts = [rows[at : at + most] for at in range(0, len(rows), most)]
@@ -223,7 +228,7 @@ class Database:
     def _values(self, part: Sequence[OutboxRow]) -> list[Any]:
         if self.dialect != "postgresql":
             return [*(each.id for each in part), *(each.uid for each in part)]
-        # The array literal needs no quotes, because uids are hex digits.
+        # The uids in the array literal need no quotes, because they are hex digits.
         return [
             f"{{{','.join([str(each.id) for each in part])}}}",
             f"{{{','.join([each.uid for each in part])}}}",
@@ -231,7 +236,7 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        # After an error, the connection is closed, which rolls the transaction back.
+        # If an error occurs, the connection is closed, which rolls the transaction back.
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
             yield cursor
@@ -239,7 +244,7 @@ class Database:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[Opened]:
-        """Yield the connection, and translate its errors into those of streamqd."""
+        """Yield the connection, and translate the driver's errors into those of streamqd."""
         opened = self.open()
         try:
             yield opened
@@ -253,5 +258,5 @@ class Database:
             text = drivers.refused_text(f"the database of {name} returned an error", error, advice)
             raise DatabaseResponseError(text) from error
         except BaseException:
-            self.close()  # an interrupted statement leaves its reply unread
+            self.close()  # the reply to an interrupted statement is still unread
             raise

@@ -1,7 +1,7 @@
 """The database drivers: open a connection by its URL, and interpret errors.
 
-A driver is imported when its first connection is opened. All connections are in autocommit mode and
-return strings as bytes, because no text in a table is trusted before it has been decoded.
+A driver is imported when its first connection is opened. All connections are in autocommit mode.
+They return strings as bytes, because no text in a table is trusted until it has been decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
 from streamqd.words import escape_unprintable
 
-Wait = Callable[[float, int | None], None]  # takes seconds, and a file descriptor or None
+Wait = Callable[[float, int | None], None]  # gets seconds, and a file descriptor or None
 
 TIMEOUT = 10.0  # seconds of silence after which a connection counts as lost
 ERROR_CHARS_MAX = 300
@@ -31,11 +31,11 @@ ERROR_CHARS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One open connection, and functions for the peculiarities of its driver.
+    """One open connection, and functions that hide the differences between drivers.
 
-    `wait` returns after a time, a notification, or when a descriptor is readable. `errors` lists
-    the exceptions of the driver. `refusal` returns advice if the server returned an error, or None
-    if the connection is lost.
+    `wait` waits until a time has passed, the database notifies of new rows, or a file descriptor is
+    readable. `errors` lists the driver's exception classes. `refusal` returns advice if the server
+    returned the error, or None if the connection was lost.
     """
 
     dialect: Dialect
@@ -60,7 +60,7 @@ def open_connection(
 
 
 def refused_text(what: str, error: Exception, advice: str) -> str:
-    """Return the text to report when a database has returned an error."""
+    """Return the text with which an error that a database returned is reported."""
     return f"{what} ({error_text(error)})" + (f"; {advice}" if advice else "")
 
 
@@ -87,7 +87,7 @@ def _wait(descriptors: list[int], seconds: float) -> list[int]:
 
 
 def _sleep(seconds: float, wake_fd: int | None) -> None:
-    """Wait for a time or a descriptor, if the database has no notifications."""
+    """Wait for a time or a descriptor. This is used for databases without notifications."""
     _wait([] if wake_fd is None else [wake_fd], seconds)
 
 
@@ -105,10 +105,10 @@ _POSTGRESQL = {
     "42501": _GRANT,
     "25006": _PRIMARY,
 }
-# Error codes of a server that is busy, starting or stopping. The same statement may succeed later.
+# Error codes of a server that is busy, starting or stopping. The statement may succeed later.
 _POSTGRESQL_TRANSIENT = ("08", "40", "53", "55P03", "57")
-# libpq reports no code for a refused login, so the texts are compared. A server whose messages are
-# not in English therefore counts as unavailable.
+# libpq reports no code for a refused login, so these texts are searched for. If a server's messages
+# are not in English, a refused login is therefore reported as an unavailable server.
 _POSTGRESQL_LOGINS = {
     "password authentication failed": _LOGIN,
     "no password supplied": "set password_file, or write the password into the URL",
@@ -118,8 +118,8 @@ _POSTGRESQL_LOGINS = {
     "invalid URI": "correct the URL",
 }
 _UNKNOWN = re.compile(r'(database|role) ".*" does not exist')
-# With asynchronous commits, a crash of the server could restore the rows of several batches, but
-# only the last batch is recorded.
+# With asynchronous commits, a crash of the server could bring back the deleted rows of several
+# batches, but the relay's records contain only the rows of the last batch.
 _DURABLE = (
     "SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') = 'off'"
@@ -129,7 +129,7 @@ _DURABLE = (
 def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened:
     try:
         import psycopg
-    except ImportError as error:  # also raised if libpq is missing
+    except ImportError as error:  # also if libpq is missing
         raise _missing("PostgreSQL", "psycopg", error) from error
     options: dict[str, Any] = {
         "connect_timeout": round(TIMEOUT),
@@ -191,9 +191,10 @@ def _postgresql_refusal(error: Any) -> str | None:
 
 
 def _listening(connection: Any) -> Wait:
-    """Return a function that waits for a notification, including one that has already arrived.
+    """Return a function that waits for a notification.
 
-    A notification can arrive together with the reply to an earlier statement.
+    A notification may already have arrived together with the reply to an earlier statement. In that
+    case, the function returns immediately.
     """
     arrived: list[Any] = []
     connection.add_notify_handler(arrived.append)
@@ -240,7 +241,7 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
             f"the URL has the unknown option {escape_unprintable(unknown[0])}; use unix_socket or"
             " ssl_ca"
         )
-    options.pop("charset", None)  # accepted because other tools put it into URLs, but not used
+    options.pop("charset", None)  # other tools put it into URLs, so it is accepted but not used
     path = options.get("unix_socket")
     stated = None if parts.password is None else unquote(parts.password)
     try:
@@ -276,7 +277,7 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
 def _unix_socket(path: str) -> socket.socket:
     """Return a connected socket for the driver.
 
-    The driver's own socket would stay open after a failed attempt to connect.
+    If the driver opened the socket itself, it would not close it after a failed attempt to connect.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -310,7 +311,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
     path = Path(unquote(parts.path).removeprefix("/"))
     mode = "rwc" if create else "rw"
     try:
-        # The thread that closes the connection may not be the thread that opened it.
+        # One thread may open the connection, and another thread close it.
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
             uri=True,
@@ -334,7 +335,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
 class _FileReplacedError(Exception):
     """Raised if the file of a connection is no longer at its path.
 
-    Reading the old file would still work, so SQLite itself reports no error.
+    SQLite itself reports no error in this case, because it can still read the old file.
     """
 
 
@@ -359,7 +360,7 @@ def _watching(path: Path) -> Wait:
 
 
 def _sqlite_refusal(error: Exception) -> str | None:
-    # The name may be an extended one, such as SQLITE_READONLY_DBMOVED, so only its start is used.
+    # The name may be longer, such as SQLITE_READONLY_DBMOVED, so only its start is compared.
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     if name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL"):
         return None

@@ -1,4 +1,4 @@
-"""Reads the state of an outbox's tables for `doctor`: their rows, and the space that they use."""
+"""Read the state of an outbox's tables for `doctor`: their rows, and the space that they use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from streamqd.outbox.database import Database, connect
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.schema import table_parameters
 
-# Time limit of a statement in milliseconds, so that a lock on the table does not stop `doctor`.
+# Time limit of a statement in milliseconds. Without it, `doctor` would wait for a lock on the
+# table.
 STATEMENT_MS = 10_000
-# Each query returns the number of deleted rows that still take up space, the unused bytes, and all
-# bytes. A value may be NULL.
+# Each query returns the number of deleted rows that still take up space, the unused bytes, and the
+# total bytes. A value may be NULL.
 _SPACE = {
     "postgresql": (
         "SELECT n_dead_tup, NULL::bigint, pg_total_relation_size(relid)"
@@ -36,7 +37,8 @@ _SPACE = {
 def inspect_table(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState:
     """Read the tables of an outbox.
 
-    The result also reports problems with the URL or the database.
+    No error is raised for an invalid URL or an unavailable database. The result describes the
+    problem.
     """
     problem = outbox.fault()
     if problem:

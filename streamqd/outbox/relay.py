@@ -1,10 +1,12 @@
 """The relay, which moves committed rows of an outbox to their topics, each exactly once.
 
-The relay holds its outbox through a lease with an epoch. Before it sends to a topic for the first
-time, it fences all partitions of the topic. Fencing a partition returns a record of the rows in its
-last batch. The relay then reads the table again. Rows in a record are already in the topic, so the
-relay only deletes them. No transaction is open while Redis is called, and no clock decides whether
-a row is sent. See decision 0035.
+A relay holds its outbox through a lease with an epoch. Before it sends to a topic for the first
+time, it fences all partitions of the topic, so that relays with earlier epochs can no longer write
+to them. Fencing a partition returns a record of the rows in its last batch. The relay then reads
+the table again. Rows in a record are already in the topic, so the relay only deletes them.
+
+No transaction is open while Redis is called, and no clock decides whether a row is sent. See
+decision 0035.
 """
 
 from __future__ import annotations
@@ -42,18 +44,18 @@ from streamqd.store.scripts import Answer, Call, Reply
 from streamqd.store.store import Store
 
 CALL_BYTES = 1 << 20  # bytes after which a call for one partition is full
-FENCES_MAX = 512  # limit of calls in one write
-PAGES_MAX = 16  # limit of batches that one pass reads while all earlier rows wait
-COUNTED_MAX = 10_000  # limit up to which rows are counted for the figures
+FENCES_MAX = 512  # maximum calls in one write
+PAGES_MAX = 16  # maximum batches that one pass reads if the rows of all earlier ones must wait
+COUNTED_MAX = 10_000  # number up to which rows are counted for the figures
 PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds of the first and the longest pause after a failure
-WAIT_LONGEST = 5.0  # limit of a single wait in seconds, so that the supervisor gets heartbeats
+WAIT_LONGEST = 5.0  # maximum seconds of a single wait, so that the supervisor gets heartbeats
 CONFIRM_MS = 1000  # milliseconds that replicas have to confirm a batch
-# If another relay holds the outbox and has been blocked for longer than this, a burst stops
-# waiting.
+# If another relay holds the outbox and has been blocked for longer than this (in seconds), a burst
+# stops waiting for it.
 FAILING_SECONDS = 10.0
 _LOADED_REPLICA = re.compile(rb"^slave[0-9]+:.*,state=online,offset=[1-9]", re.MULTILINE)
 LEFT = 1  # exit code of a burst that left rows in the table
-# Refusals that mean "not now" for the whole server. They are not caused by one key or by a write.
+# Errors that come from the state of the whole server, and not from one key or one write.
 _SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
@@ -70,7 +72,7 @@ class _Obstacle(NamedTuple):
 
     cause: str
     error: str
-    topic: str = ""  # '' if the rows of all topics wait
+    topic: str = ""  # empty if the rows of all topics wait
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class _Pass:
     """The result of one pass over the oldest rows in the table."""
 
     progress: bool = False  # True if rows were sent or dead-lettered, so more may follow
-    read_again: bool = False  # True if the rows must be read again first
+    read_again: bool = False  # True if the rows must be read again before any are sent
     held: int = 0  # number of rows that wait because of an obstacle
     obstacle: _Obstacle | None = None  # the first obstacle, or None
 
@@ -130,17 +132,17 @@ class _Superseded(Exception):  # noqa: N818 - the end of an epoch is not an erro
 
 
 class _Hold(NamedTuple):
-    """The rows for one partition or topic wait because of an obstacle, until a monotonic time."""
+    """A pause, until a monotonic time, for rows of one partition or topic that cannot be sent."""
 
     until: float
     obstacle: _Obstacle
 
 
 class Relay:
-    """One relay of one outbox, which is a standby while another relay holds the outbox.
+    """One relay of one outbox. It is a standby while another relay holds the outbox.
 
-    It uses its own connection to Redis and its own database connection, in one thread. `stop_fd`
-    becomes readable when the relay should stop, and `stopping` reads from it.
+    It runs in one thread, with its own connection to Redis and its own database connection.
+    `stop_fd` becomes readable when the relay should stop, and `stopping` reads from it.
     """
 
     def __init__(
@@ -162,22 +164,22 @@ class Relay:
         self._token = new_token()
         self._owner = f"{settings.daemon.instance} ({socket.gethostname()}, process {os.getpid()})"
         self._epoch = 0  # 0 while this relay does not hold the outbox
-        self._above = 0  # the greatest epoch that was seen in a record
+        self._above = 0  # the greatest epoch seen in a record
         self._keep_at = 0.0  # time of the next renewal, monotonic
         self._topics: dict[str, _Topic] = {}
         # Rows that are already in their topics, but perhaps still in the table.
         self._settled: list[OutboxRow] = []
         self._blocked: dict[tuple[str, int], _Hold] = {}  # by topic and partition (-1: the topic)
         self._spread = len(store.connection.group_by_node(("{a}", "{b}"))) > 1
-        self._pages = 1  # batches to read, raised while all of their rows wait
+        self._pages = 1  # batches to read, increased while all of their rows wait
         self._figures = _Figures()
         self._registered = False
         self._standby = False
         self._burst = False
-        self._identified = False  # True once the identity of the table has been read
+        self._identified = False  # True if the identity of the table is known
         self._stuck = False  # True if the last pass could not send any row
         self._failures = 0  # number of turns that failed in succession
-        self.left = ""  # a sentence that says why a burst left rows
+        self.left = ""  # sentence that explains why a burst left rows
         self._redis_episode = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
         self._database_episode = logs.Episode("outbox.database_lost", "outbox.database_recovered")
         self._obstacle = logs.Episode("outbox.blocked", "outbox.unblocked")
@@ -187,8 +189,8 @@ class Relay:
     def run(self, *, burst: bool = False) -> int:
         """Relay rows until a stop is requested. A burst stops when no more rows can be sent.
 
-        Return 0, or LEFT if a burst left rows. `left` then contains the reason. During an outage,
-        the relay waits. If waiting would not help, a burst raises DatabaseResponseError,
+        Return 0, or LEFT if a burst left rows in the table. `left` then contains the reason. During
+        an outage, the relay waits. If waiting cannot help, a burst raises DatabaseResponseError,
         RedisResponseError or InvalidValueError.
         """
         self._burst = burst
@@ -212,8 +214,8 @@ class Relay:
         except (RedisUnavailableError, RedisResponseError, InvalidValueError) as error:
             if self._burst and not _is_transient(error):
                 raise
-            # The outcome of a write may be unknown, and Redis may execute its call late. Acquire a
-            # new epoch, so that a late call is refused.
+            # The outcome of a write may be unknown, and Redis may still execute its call. The relay
+            # therefore acquires a new epoch, with which such a late call is refused.
             self._epoch = 0
             self._registered = False  # Redis may have lost its data
             self._figures.note_obstacle(_Obstacle("redis", str(error)))
@@ -222,9 +224,9 @@ class Relay:
             refused = isinstance(error, DatabaseResponseError)
             if self._burst and refused:
                 raise
-            # If a delete was in progress, the rows in `_settled` are deleted again.
+            # If a delete got no reply, the rows in `_settled` are simply deleted again later.
             self._database.close()
-            self._identified = False  # the next connection may reach another server
+            self._identified = False  # the next connection may lead to another server
             self._figures.note_obstacle(_Obstacle("refused" if refused else "database", str(error)))
             self._database_episode.log_failure(
                 outbox=self._options.name, error=str(error), refused=refused or None
@@ -282,12 +284,13 @@ class Relay:
     def _is_stuck(self) -> bool:
         """Return True if a burst cannot send the remaining rows, and set the reason in `left`."""
         if self._redis_episode.open or self._database_episode.open:
-            return False  # the burst waits until the outage is over
+            return False  # the burst waits for the end of the outage
         obstacle = self._figures.obstacle
         if self._stuck and obstacle is not None:
             self.left = f"rows of outbox {self._options.name} wait: {obstacle.error}"
         elif self._standby:
-            # Another relay holds the outbox. If that relay is stuck, the table never becomes empty.
+            # Another relay holds the outbox. If that one is stuck, waiting for an empty table would
+            # never end.
             try:
                 view = outbox.read_view(self._store, self._options.name)
             except (RedisUnavailableError, RedisResponseError, InvalidValueError):
@@ -321,7 +324,7 @@ class Relay:
     def _acquire_or_renew(self) -> float:
         """Acquire the lease, or renew it.
 
-        As a standby, return the seconds until the next attempt.
+        Return 0, or, if another relay holds the lease, the seconds until the next attempt.
         """
         if not self._epoch:
             pause = self._acquire()
@@ -334,9 +337,10 @@ class Relay:
                 self._stop_publishing()
             self._keep_at = time.monotonic() + self._options.lease_ttl / 3
             if self._spread:
-                self._topics.clear()  # in a cluster, no script compares the count, so read it again
+                self._topics.clear()  # in a cluster, no script compares the partition counts
             if self._epoch and self._is_shared():
-                # The relay of the other outbox may do the same at this moment, so vary the pause.
+                # The relay of the other outbox may be releasing it, too. The random pause avoids
+                # that both try again at the same time.
                 self._store.run(self._renew_call())
                 self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
                 self._epoch = 0
@@ -346,9 +350,9 @@ class Relay:
     def _is_shared(self) -> bool:
         """Return True if the relay of another outbox is using the same table.
 
-        Records belong to the name of an outbox, so both relays would send each row. Each relay
-        publishes the identity of its table before this check, so at least the later one of two
-        relays finds the other.
+        The records of sent rows belong to one outbox. If two outboxes shared a table, both relays
+        would therefore send each row. Each relay publishes the identity of its table before this
+        check, so that at least the later one of the two finds the other.
         """
         other = outbox.find_conflict(self._store, self._options.name, self._figures.table)
         self._stuck = other is not None
@@ -365,7 +369,7 @@ class Relay:
         if not self._registered:
             outbox.register(self._store, self._options.name)
             self._registered = True
-        if self._is_shared():  # the identity is known from an earlier attempt
+        if self._is_shared():  # an earlier attempt has read the identity
             return self._options.poll
         reply = self._store.run(self._acquire_call(""))
         if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.values[0])):
@@ -381,9 +385,9 @@ class Relay:
                 )
             return min(self._options.poll, max(0.05, int(reply.values[1]) / 1000))
         self._epoch = int(reply.values[0])
-        self._keep_at = 0.0  # so that the first figures are published immediately
+        self._keep_at = 0.0  # publishes the first figures immediately
         self._topics.clear()
-        self._settled.clear()  # the records from the fences contain these rows
+        self._settled.clear()  # fencing returns records that contain these rows
         if self._standby or not self._figures.sent:
             logs.event("outbox.acquired", outbox=self._options.name, epoch=self._epoch)
         self._standby = False
@@ -421,7 +425,7 @@ class Relay:
             self._redis_episode.log_failure(outbox=self._options.name, error=str(error))
 
     def _stop_publishing(self) -> None:
-        """Stop publishing rows, because another relay now holds the outbox."""
+        """Stop sending rows, because another relay now holds the outbox."""
         if self._epoch:
             logs.event("outbox.lost", outbox=self._options.name, epoch=self._epoch)
         self._epoch = 0
@@ -435,7 +439,8 @@ class Relay:
         delete those that were published.
         """
         found = _Pass()
-        # The next batch replaces the records of these rows, so the rows must be deleted before it.
+        # Each batch replaces the record of the previous one. The rows in that record must be
+        # deleted first, because later nothing would show that they are already in their topics.
         self._delete_settled()
         wanted = self._options.batch * self._pages
         rows = self._database.oldest(wanted)
@@ -444,7 +449,7 @@ class Relay:
             if not found.read_again:
                 self._publish(sendable, found)
         except _Superseded:
-            self._epoch = 0  # `_acquire` finds out if another relay holds the outbox
+            self._epoch = 0  # `_acquire` then finds out who holds the outbox
             found.read_again = True
             return found
         found.progress = found.progress or bool(self._settled)
@@ -467,15 +472,15 @@ class Relay:
     def _route_rows(
         self, rows: Sequence[OutboxRow], found: _Pass
     ) -> Iterator[tuple[OutboxRow, int]]:
-        """Yield each row with its partition.
+        """Yield each row that can be sent now, with its partition.
 
-        Dead-letter rows that have a fault, and fence new topics.
+        Rows with a fault are dead-lettered, and topics that are new in this epoch are fenced.
         """
         uids: set[str] = set()
         for row in rows:
             fault, topic = row.fault, None
-            # A second row with the same uid would be skipped because it counts as sent, and its
-            # message would be lost.
+            # The second of two rows with the same uid would count as already sent. Its message
+            # would be lost, so the row is dead-lettered instead.
             if not fault and row.uid in uids:
                 fault = f"another row has the uid {row.uid}; give each row a unique uid"
             uids.add(row.uid)
@@ -485,7 +490,7 @@ class Relay:
                 self._move_to_dead_table(row, fault)
                 found.progress = True
             elif topic is None:
-                continue  # the row waits
+                continue  # the row must wait
             elif row.partition is not None and row.partition >= topic.count:
                 self._move_to_dead_table(
                     row, topics.no_partition_text(row.topic, row.partition, topic.count)
@@ -497,9 +502,9 @@ class Relay:
                 yield row, crc32_partition(routing, topic.count) if chosen is None else chosen
 
     def _topic(self, name: str, found: _Pass) -> tuple[_Topic | None, str]:
-        """Return a fenced topic, or None and the fault of its rows.
+        """Return a fenced topic, or None and the reason why its rows cannot be sent.
 
-        If the fault is '', the rows wait.
+        If that reason is '', the rows wait, because the topic cannot be used yet.
         """
         topic = self._topics.get(name)
         try:
@@ -510,8 +515,8 @@ class Relay:
                 topic = self._topics[name] = _Topic(count)
             if not topic.fenced and not self._is_held_back((name, -1), found):
                 self._fence(name, topic)
-                # Rows that were read before the fence may already be in the topic, so they must be
-                # read again.
+                # Some of the rows that were read before the fence may already be in the topic, so
+                # they are read again.
                 found.read_again = True
         except (RedisResponseError, InvalidValueError, ContractError) as error:
             if isinstance(error, RedisResponseError) and error.kind in _SERVER_REFUSALS:
@@ -570,8 +575,8 @@ class Relay:
                     max_backlog=self._options.max_backlog,
                 )
             )
-        # Raise an error for a missing reply before any other error, because that write may still be
-        # executed late.
+        # An error for a missing reply is raised before any other error, because that write may
+        # still be executed.
         replies: list[Reply | RedisResponseError | ContractError] = require_all(
             self._store.run_each(calls)
         )
@@ -618,12 +623,12 @@ class Relay:
     def _hold_back(
         self, place: tuple[str, int], rows: int, obstacle: _Obstacle, found: _Pass
     ) -> None:
-        """Postpone these rows for `poll` seconds, while rows for other places are still sent."""
+        """Postpone these rows for `poll` seconds. Rows for other places are still sent."""
         self._blocked[place] = _Hold(time.monotonic() + self._options.poll, obstacle)
         found.hold(rows, obstacle)
 
     def _is_held_back(self, place: tuple[str, int], found: _Pass, rows: int = 1) -> bool:
-        """Return True if the rows for this place are waiting for their next attempt."""
+        """Return True if the rows for this place must still wait for their next attempt."""
         hold = self._blocked.get(place)
         if hold is None:
             return False
@@ -634,7 +639,7 @@ class Relay:
         return True
 
     def _confirm(self) -> None:
-        """Wait until `wait_replicas` replicas have the rows that were written.
+        """Wait until `wait_replicas` replicas have all rows that were written.
 
         Raises RedisUnavailableError if fewer replicas have them within CONFIRM_MS.
         """
@@ -644,8 +649,8 @@ class Relay:
         for node in self._store.connection.masters():
             have = int(node.execute("WAIT", wanted, CONFIRM_MS))
             # If no replica was connected when the rows were written, WAIT also counts a replica
-            # that is still loading its first copy. Therefore, count only replicas that have loaded
-            # theirs.
+            # that is still loading its first copy of the data. Only replicas that have finished
+            # loading are therefore counted.
             if have >= wanted:
                 have = len(_LOADED_REPLICA.findall(bytes(node.execute("INFO", "replication"))))
             if have < wanted:
@@ -685,14 +690,14 @@ class Relay:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return True if an error may go away without an operator's action."""
+    """Return True if the cause of an error may disappear without an operator's action."""
     if isinstance(error, RedisResponseError):
         return error.transient or error.kind in (*_SERVER_REFUSALS[:2], RefusalKind.FULL)
     return isinstance(error, RedisUnavailableError)
 
 
 def _outgoing(row: OutboxRow) -> OutgoingRow:
-    # Write the uid to the field for delayed sends, so that `streamqd trace` finds the entry.
+    # The uid is stored in the field for delayed sends, so that `streamqd trace` finds the entry.
     fields = [*row.fields, b"sendId", row.uid.encode()]
     return OutgoingRow(row.id, row.uid, row.due_unix_ms, fields)
 
@@ -711,7 +716,7 @@ def _first_rows(
         part, size = parts.setdefault(place, []), sizes.get(place, 0)
         if (
             size < CALL_BYTES and len(part) < most
-        ):  # once false, this stays false for the partition, so the order is kept
+        ):  # once this is false for a partition, it stays false, so that the order is kept
             part.append(row)
             sizes[place] = size + row.size
     return parts

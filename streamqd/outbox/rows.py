@@ -1,6 +1,7 @@
-"""Encodes a message as a row of the outbox, and decodes rows whose columns are not trusted.
+"""Encode a message as a row of the outbox, and decode rows whose columns are not trusted.
 
-No connection is used. A row that cannot be decoded has a fault, and does not affect other rows.
+This module uses no connection. If a row cannot be decoded, it gets a fault, and other rows are not
+affected.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ _EXPIRY_NAMES = {"expiresAt": EXPIRES_AT, "expiresAfter": EXPIRES_AFTER}
 _UNIX_MS_MAX = 10**15
 _PARTITION_MAX = 2**31 - 1
 _NOT_TOO_LARGE = [None, None]
-SHOWN_MAX = 40  # limit of characters shown of an invalid ID
+SHOWN_MAX = 40  # characters that are shown of an invalid ID
 
 
 class OutboxRow(NamedTuple):
     """One row, as the relay has read it.
 
-    If `fault` (a sentence) is set, the row cannot be sent, and only `id` is certain. Fields that
-    could not be read are empty. `expires` contains the name and value of the wire field.
+    If `fault` (a sentence) is set, the row cannot be sent. Then only `id` is certain, and fields
+    that could not be read are empty. `expires` contains the name and the value of the message's
+    expiry field.
     """
 
     id: int
@@ -48,7 +50,7 @@ class OutboxRow(NamedTuple):
 
     @property
     def fields(self) -> list[bytes]:
-        """The names and values of the entry, as a producer writes them, without the send ID."""
+        """The names and values of the entry as a producer writes them, without the send ID."""
         fields = [b"payload", self.payload]
         if self.key is not None:
             fields += (b"key", self.key)
@@ -106,7 +108,7 @@ def new_uid(unix_ms: int) -> str:
 
 
 def uid_unix_ms(uid: str) -> int:
-    """Return the time in a uid, in unix ms on the sender's clock. Accepts any 32 hex digits."""
+    """Return the time in a uid (Unix ms, sender's clock). This accepts any 32 hex digits."""
     return int(uid[:12], 16)
 
 
@@ -137,7 +139,7 @@ def encode(topic: str, message: Encoded, now_unix_ms: int | None = None) -> Sent
 
 def decode_all(rows: Iterable[Sequence[Any]], max_bytes: int) -> list[OutboxRow]:
     """Decode rows whose columns are not trusted, each as `decode` does."""
-    topics: dict[bytes, str] = {}  # names that have been checked in this batch
+    topics: dict[bytes, str] = {}  # names already checked in this batch
     return [_decode_usual(columns, topics) or decode(columns, max_bytes) for columns in rows]
 
 
@@ -167,10 +169,10 @@ def _decode_usual(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow
 
 
 def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
-    """Decode a row whose columns are not trusted: `table.COLUMNS`, then two sizes in bytes.
+    """Decode a row whose columns are not trusted: `table.COLUMNS`, followed by two sizes in bytes.
 
-    A size is None unless it is too large. Raises ValueError if the ID is not a 64-bit integer,
-    because such a row can neither be deleted nor moved.
+    A size is None if it is within the limit. If the ID is not a 64-bit integer, the row can neither
+    be deleted nor moved, so ValueError is raised.
     """
     *values, payload_size, other_size = columns
     number = values[0]
@@ -190,7 +192,7 @@ def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
 
 
 def decode_dead(columns: Sequence[Any]) -> DeadRow:
-    """Decode a dead-lettered row. Strings that are not valid are returned in printable form."""
+    """Decode a dead-lettered row. Invalid strings are returned in printable form."""
     number, uid, topic, error, failed = columns
     return DeadRow(
         number if isinstance(number, int) else 0,
@@ -202,7 +204,7 @@ def decode_dead(columns: Sequence[Any]) -> DeadRow:
 
 
 def readable_uid(value: Any) -> str:
-    """Return a uid in the form that decoded rows have, or '' if it is not 32 hex digits."""
+    """Return a uid as it is in decoded rows, or '' if it is not 32 hex digits."""
     try:
         return _uid("uid", value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Creates the tables of an outbox, and checks existing ones."""
+"""Create the tables of an outbox, and check existing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamqd.outbox.rows import OutboxRow
 from streamqd.outbox.table import DEAD_KINDS, KINDS
 from streamqd.words import escape_unprintable
 
-_NO_ROW = OutboxRow(-1)  # no database assigns an ID below 1
+_NO_ROW = OutboxRow(-1)  # databases assign IDs from 1 on
 _ADVICE = "compare it with `streamqd outbox create --sql`"
 
 # Each query returns the name and type of each column in a table.
@@ -50,7 +50,8 @@ _KEY = {
         " FROM information_schema.columns WHERE table_schema = COALESCE(%s, DATABASE())"
         " AND table_name = %s AND column_name = 'id'"
     ),
-    # A column of exactly this type that is the only primary key is an alias of the row ID.
+    # In SQLite, a column is an alias of the row ID if it has exactly this type and is the only
+    # primary key.
     "sqlite": (
         "WITH given(t, s) AS (SELECT ?, ?) SELECT upper(type) = 'INTEGER' AND pk = 1"
         " AND (SELECT max(pk) = 1 FROM pragma_table_info(t, s))"
@@ -76,7 +77,7 @@ _UNIQUE = {
         " AND (SELECT group_concat(name) FROM pragma_index_info(i.name, s)) = 'uid'"
     ),
 }
-# Each query returns the setting because of which a crash can lose commits, or no row.
+# Each query returns the setting with which a crash can lose commits, or no row.
 _LOST_COMMITS = {
     "postgresql": (
         "SELECT 'synchronous_commit is off'::text FROM pg_settings"
@@ -88,14 +89,14 @@ _LOST_COMMITS = {
     ),
 }
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
-# Each query identifies the server or file, and the table in it.
+# Each query returns values that identify the server or file, and the table in it.
 _IDENTITY = {
-    # The start time identifies a server, because no two servers start in the same microsecond.
+    # The start time identifies a server, as no two servers start in the same microsecond.
     "postgresql": (
         "SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) AS text),"
         " CAST(current_database() AS text), CAST(to_regclass(%s)::oid AS text)"
     ),
-    # Two servers in containers may differ only in the time at which the table was created.
+    # If two servers run in copies of one container, only the creation time of the table may differ.
     "mysql": (
         "SELECT @@hostname, @@port, @@datadir, table_schema, table_name, create_time"
         " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
@@ -120,7 +121,7 @@ class OutboxCheck:
 
 
 def create(database: Database, *, notify: bool = True) -> None:
-    """Create missing tables, and in PostgreSQL the trigger that notifies the relay.
+    """Create missing tables. In PostgreSQL, also create the trigger that notifies the relay.
 
     Raises DatabaseResponseError if the user is not allowed to create them, and
     DatabaseUnavailableError.
@@ -139,7 +140,8 @@ def create(database: Database, *, notify: bool = True) -> None:
 def check(database: Database) -> OutboxCheck:
     """Compare both tables with the required columns, and try the relay's statements.
 
-    The statements match no rows, so they change nothing. Raises DatabaseUnavailableError.
+    The statements are tried with rows that cannot exist, so they change nothing. Raises
+    DatabaseUnavailableError.
     """
     table = database.table
     problems: list[str] = []
@@ -154,8 +156,8 @@ def check(database: Database) -> OutboxCheck:
 def identity(database: Database) -> str:
     """Return a string that identifies the table, or '' if the table does not exist.
 
-    Two URLs of the same table give the same string. It changes when a PostgreSQL server restarts.
-    Raises DatabaseUnavailableError.
+    The string is the same for different URLs of one table. If a PostgreSQL server restarts, it
+    changes. Raises DatabaseUnavailableError.
     """
     found = database.rows(
         _IDENTITY[database.dialect], table_parameters(database, database.table.name)
@@ -174,7 +176,7 @@ def identity(database: Database) -> str:
 
 
 def _notes(database: Database) -> list[str]:
-    """Return notes on tables that can be used, as sentences."""
+    """Return notes, as sentences, about tables that can be used."""
     table, notes = database.table, []
     if not _is_true(database, _UNIQUE[database.dialect], table.name):
         notes.append(
@@ -240,7 +242,7 @@ def _is_true(database: Database, query: str, name: str) -> bool:
 
 
 def table_parameters(database: Database, name: str) -> tuple[str | None, ...]:
-    """Return the parameters that identify a table in the queries above."""
+    """Return the parameters with which the queries above select a table."""
     schema, bare = _schema_and_name(name)
     values: dict[str, tuple[str | None, ...]] = {
         "postgresql": (database.table.dialect.quote(name),),
@@ -260,7 +262,7 @@ def _schema_and_name(name: str) -> tuple[str | None, str]:
 
 
 def _statement_faults(database: Database) -> list[str]:
-    """Return the errors of the relay's statements, which name any missing permission."""
+    """Return the errors of the relay's statements. They show, for example, missing permissions."""
     faults = []
     for attempt in (
         lambda: database.oldest(1),

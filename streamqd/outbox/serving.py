@@ -1,4 +1,4 @@
-"""Builds a relay and its connections, and runs it as a child process of the daemon."""
+"""Build a relay and its connections, and run it as a child process of the daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) ->
     alive_at = 0.0
 
     def stopping() -> bool:
-        """Return True if the relay must stop. This also sends a heartbeat to the supervisor."""
+        """Return True if the relay must stop.
+
+        Each call also sends a heartbeat to the supervisor.
+        """
         nonlocal alive_at
         if time.monotonic() >= alive_at:
             alive_at = time.monotonic() + ALIVE_SECONDS
@@ -54,7 +57,7 @@ def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) ->
 
 
 def _must_quit(control: socket.socket) -> bool:
-    """Return True if the supervisor has sent the command to exit, or has itself exited."""
+    """Return True if the supervisor has requested the exit, or has itself exited."""
     while True:
         try:
             message = control.recv(4096, socket.MSG_DONTWAIT)

@@ -1,6 +1,7 @@
 """The tables of an outbox: their columns, and the SQL statements in each dialect.
 
-Nothing is executed here. Names are quoted, because `key` and `partition` are reserved words in SQL.
+This module executes nothing. Names are quoted, because `key` and `partition` are reserved words in
+SQL.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ __all__ = ["COLUMNS", "DIALECTS", "SENT_COLUMNS", "TABLE", "Dialect", "OutboxTab
 
 BINARY, TEXT, INTEGER = "binary", "text", "integer"
 
-# The columns that a sender inserts. The relay sends rows in the order of `id`, and `uid` identifies
-# the message permanently.
+# The columns that a sender inserts. The relay sends rows in the order of the column `id`, which the
+# database assigns. `uid` identifies the message in all places.
 SENT_COLUMNS = (
     *("uid", "topic", "key", "partition", "payload", "headers", "expires"),
     *("due_unix_ms", "created_unix_ms"),
@@ -43,7 +44,8 @@ _NULL = frozenset({"key", "partition", "headers", "expires", "due_unix_ms"})
 class Dialect:
     """One SQL dialect.
 
-    `types` maps the kinds of columns to the types in new tables, and `kinds` to the accepted types.
+    `types` maps each kind of column to its type in new tables, and `kinds` maps it to all types
+    that are accepted in existing tables.
     """
 
     name: str
@@ -51,8 +53,8 @@ class Dialect:
     marker: str  # placeholder for a parameter
     types: dict[str, str]
     kinds: dict[str, frozenset[str]]
-    bytes_of: str  # expression for the size of a column in bytes
-    options: str = ""  # clause that follows the columns of a new table
+    bytes_of: str  # expression with the size of a column in bytes
+    options: str = ""  # clause after the columns of a new table
 
     def quote(self, name: str) -> str:
         """Return a name as a quoted identifier. A part before a dot is the schema."""
@@ -80,7 +82,7 @@ POSTGRESQL = Dialect(
         BINARY: "bytea",
         TEXT: "text",
         INTEGER: "bigint",
-        "uid": 'text COLLATE "C"',  # the collation with the fastest index
+        "uid": 'text COLLATE "C"',  # the collation whose index is fastest
         "partition": "integer",
     },
     {BINARY: frozenset({"bytea"}), TEXT: _TEXTS - {"json", "jsonb"}, INTEGER: _INTEGERS},
@@ -106,7 +108,7 @@ MYSQL = Dialect(
         INTEGER: _INTEGERS,
     },
     "octet_length({})",
-    # Other engines may not support transactions, so a row would stay after a rollback.
+    # Other engines may not support transactions, so a row would remain even after a rollback.
     " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin",
 )
 SQLITE = Dialect(
@@ -151,10 +153,9 @@ class OutboxTable:
     def select_oldest(self, limit: int, batch_bytes: int, message_bytes: int) -> str:
         """Return a query that selects the oldest rows: `COLUMNS`, and two sizes in bytes.
 
-        They are the size of the payload, and the size of the key and headers together. The query
-        returns no more than `limit` rows, and only as many as fit into `batch_bytes`. A payload,
-        key or headers larger than `message_bytes` are NULL. A size is NULL unless it is larger than
-        that.
+        These are the size of the payload, and that of the key and headers together. Each is NULL
+        unless it exceeds `message_bytes`, in which case the columns themselves are NULL. The query
+        returns at most `limit` rows, and only as many as fit into `batch_bytes`.
         """
         size, quoted = self.dialect.size, self.dialect.quote
         sizes = {name: size(name) for name in ("payload", "key", "headers")}
@@ -169,9 +170,9 @@ class OutboxTable:
             f"CASE WHEN {size} > {int(message_bytes)} THEN {size} END"
             for size in (sizes["payload"], f"{sizes['key']} + {sizes['headers']}")
         )
-        # The inner query sums up the sizes by ID, so that no bodies are copied. Because the outer
-        # query has a last ID and a limit, it uses the index, and its cost does not depend on the
-        # length of the table.
+        # The inner query adds up the sizes in the order of the IDs, without copying payloads. The
+        # outer query is limited by an ID and a number of rows, so it uses the index, and its cost
+        # does not grow with the table.
         return (
             f"SELECT {columns}, {too_large}"  # noqa: S608
             f" FROM {self._table} WHERE {quoted('id')} <= ("
@@ -183,13 +184,13 @@ class OutboxTable:
         )
 
     def select_uids(self, count: int) -> str:
-        """Return a query for the uids that still exist, given `count` IDs and as many uids."""
+        """Return a query for the uids of existing rows, given `count` IDs and as many uids."""
         return f"SELECT uid FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
     def delete(self, count: int) -> str:
         """Return a statement that deletes `count` rows, by their IDs and their uids.
 
-        The IDs start again if a table is recreated, so an ID alone could belong to a different row.
+        If a table is recreated, its IDs start again, so an ID alone could belong to another row.
         """
         return f"DELETE FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
@@ -217,7 +218,7 @@ class OutboxTable:
         return f"DELETE FROM {self._table} WHERE {self.dialect.quote('id')} = {marker}"  # noqa: S608
 
     def backlog(self, limit: int) -> str:
-        """Return a query for the number of rows, up to `limit`, and the time of the earliest."""
+        """Return a query for the number of rows, up to `limit`, and the time of the oldest one."""
         return (
             "SELECT COUNT(*), MIN(created_unix_ms) FROM (SELECT created_unix_ms"  # noqa: S608
             f" FROM {self._table} ORDER BY {self.dialect.quote('id')} LIMIT {int(limit)}) AS rows_"
@@ -237,10 +238,13 @@ class OutboxTable:
     # --- the statements that create and drop the tables ---
 
     def create(self, *, notify: bool = True) -> list[str]:
-        """Return statements that create missing tables. `notify` matters only in PostgreSQL."""
+        """Return statements that create missing tables.
+
+        `notify` has an effect only in PostgreSQL.
+        """
         made = [
             self._create_table(self._table, KINDS),
-            # In a dead-lettered row, any value may be NULL, so that every invalid row can be
+            # In the dead-letter table, any column may be NULL, so that every invalid row can be
             # stored.
             self._create_table(self._dead, DEAD_KINDS, null=frozenset(DEAD_KINDS)),
         ]
@@ -262,7 +266,7 @@ class OutboxTable:
             types = self.dialect.types
             # The type of the ID already excludes NULL.
             end = "" if name in null or name == "id" else " NOT NULL"
-            # If two rows had the same uid, the relay would send only one of them.
+            # If two rows had the same uid, the relay would treat the second one as already sent.
             end += " UNIQUE" if end and name == "uid" else ""
             lines.append(f"    {self.dialect.quote(name)} {types.get(name, types[kind])}{end}")
         inner = ",\n".join(lines)
@@ -289,11 +293,11 @@ class OutboxTable:
         return ", ".join(map(self.dialect.quote, columns))
 
     def _match_both(self, count: int) -> str:
-        if self._is("postgresql"):  # two arrays, because each parameter costs the driver time
+        if self._is("postgresql"):  # two arrays, as each single parameter costs the driver time
             return "id = ANY(CAST(%s AS bigint[])) AND uid = ANY(CAST(%s AS text[]))"
         markers = ", ".join([self.dialect.marker] * count)
-        # Cast the uid, because SQLite stores any type in any column, and bytes never equal a
-        # string.
+        # SQLite can store any type in any column, and bytes never equal a string, so the uid is
+        # cast.
         uid = "CAST(uid AS text)" if self._is("sqlite") else "uid"
         return f"{self.dialect.quote('id')} IN ({markers}) AND {uid} IN ({markers})"
 

@@ -1,12 +1,12 @@
 """Traces with OpenTelemetry, and reports to Sentry. Both are disabled by default.
 
-`sending` creates the spans of producers, and `runs` creates those of a worker. `provider` connects
-both to OpenTelemetry. A worker also writes its running spans to a `run_file`. If its process is
+`sending` creates the spans of producers, and `runs` those of a worker. `provider` sets up
+OpenTelemetry for workers. A worker also writes its running spans to a `run_file`. If its process is
 killed, the housekeeper exports these spans (`killed`). `sentry` reports errors and transactions.
 `messages` reads the parts of a message that traces and reports need.
 
 Other packages use only this module and `killed`, which import OpenTelemetry and Sentry only if the
-settings enable them. No thread is started before a process forks.
+settings enable them. No threads are started in a process that will fork.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Ids = tuple[str | None, str | None]  # trace ID and span ID
 class TelemetryUnavailableError(Exception):
     """Raised if OpenTelemetry or Sentry cannot be used.
 
-    The text is one sentence with the remedy.
+    The text is one sentence that contains the remedy.
     """
 
 
@@ -43,7 +43,7 @@ class FailedRun(NamedTuple):
     `place` identifies the entry of the message. `verdict` is `retry`, `dead` or `release`. If
     `stays` is True, the message keeps its place and runs again there. `asked` is True if the
     handler itself requested the verdict. `error_class`, `text`, `traceback` and `fingerprint` are
-    '' if they are unknown, or if `dlq_error` or `redact_error` removes them.
+    '' if they are unknown, or if the setting `dlq_error` or the hook `redact_error` removes them.
     """
 
     place: bytes
@@ -59,7 +59,10 @@ class FailedRun(NamedTuple):
 
 
 class RunTelemetry:
-    """Observes the runs of one worker. It wraps the handler and is notified of failed runs."""
+    """Observes the runs of one worker.
+
+    It wraps the handler, and the worker reports failed runs to it.
+    """
 
     def __init__(self, spans: RunSpans | None, reports: SentryReports | None) -> None:
         self._spans = spans
@@ -72,8 +75,8 @@ class RunTelemetry:
         return None if self._spans is None else self._spans.ids
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
-        """Return the handler wrapped in a span for each call."""
-        for each in (self._reports, self._spans):  # the wrapper that is added last is the outermost
+        """Return the handler, wrapped so that each call gets a span."""
+        for each in (self._reports, self._spans):  # the last wrapper becomes the outermost
             if each is not None:
                 loaded = each.wrap_handler(loaded)
         return loaded
@@ -81,17 +84,20 @@ class RunTelemetry:
     def report(self, run: FailedRun) -> None:
         """Report the error of a failed run.
 
-        This calls user code of the exception, which may hang.
+        This runs code of the user's exception class, which may hang.
         """
         if self._reports is not None:
             self._reports.note_failure(run)
 
     def note_failure(self, run: FailedRun) -> str:
-        """Record a failed run. Return its span as a `traceparent`, or '' if it has no span."""
+        """Record a failed run. Return its span as a `traceparent`, or '' if it has none."""
         return "" if self._spans is None else self._spans.note_failure(run)
 
     def stop(self) -> None:
-        """Export the remaining reports and spans. Each export takes no more than 1 s."""
+        """Export the remaining reports and spans.
+
+        Each of the two exports takes no more than 1 s.
+        """
         for each in (self._reports, self._spans):
             if each is not None:
                 each.stop()
@@ -101,8 +107,8 @@ def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
     """Return an object that creates a producer's spans, or None if tracing is disabled.
 
     `asked` is the producer's option `traces`. If it is None, the settings `telemetry.traces` and
-    `telemetry.sentry` apply. True enables OpenTelemetry whatever its setting is, and False disables
-    both. Raises TelemetryUnavailableError.
+    `telemetry.sentry` apply. True enables OpenTelemetry even if the setting does not, and False
+    disables both. Raises TelemetryUnavailableError.
     """
     makers: list[Callable[[str, str], ToolSpan]] = []
     if asked or (asked is None and settings.telemetry.traces):
@@ -126,7 +132,8 @@ def run_telemetry(
 ) -> RunTelemetry | None:
     """Return the observer for this worker process, or None if all telemetry is disabled.
 
-    It starts the threads of exporters, so call it after the fork. Raises TelemetryUnavailableError.
+    Call this after the fork, because it starts the threads of exporters. Raises
+    TelemetryUnavailableError.
     """
     wanted = settings.telemetry
     spans: RunSpans | None = None

@@ -1,9 +1,8 @@
-"""Exports the spans of runs whose process was killed, in the housekeeper.
+"""Export, in the housekeeper, the spans of runs whose process was killed.
 
 The run file of a worker contains its running spans. The supervisor reports the exit of each worker
-to the housekeeper, which adds the exit to the spans, exports them, and deletes the file. A span
-keeps its ID, so it is still the parent of spans that libraries in the handler have already
-exported.
+to the housekeeper, which adds the kind of exit to the spans, exports them, and deletes the file. A
+span keeps its ID, because libraries in the handler may already have exported child spans of it.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from streamqd import logs
 from streamqd.config import Settings
 from streamqd.telemetry import run_file
 
-PREFIX = b"exited "  # prefix of the supervisor's message
+PREFIX = b"exited "  # starts the supervisor's messages about exits
 CHECK_INTERVAL_SECONDS = 5.0
-HOWS_MAX = 1024  # limit of exits that are stored until their files are exported
+HOWS_MAX = 1024  # exits that are stored until their files are exported
 KEPT_SECONDS = 3600.0  # seconds that a file is kept while the collector does not answer
-UNKNOWN = "process_lost"  # error.type of a run if it is unknown how its process exited
+UNKNOWN = "process_lost"  # error.type of a run if the kind of exit is unknown
 
 
 def exit_message(pid: int, kind: str, how: str) -> bytes:
     """Return the message that reports a worker's exit.
 
-    `kind` becomes the `error.type` of its spans.
+    `kind` becomes the `error.type` of the worker's spans.
     """
     return PREFIX + json.dumps([pid, kind, how[:100]]).encode()
 
@@ -42,13 +41,13 @@ class KilledRuns:
         self._instance = settings.daemon.instance
         self._state_dir = settings.daemon.state_dir
         self._exits: dict[int, tuple[str, str]] = {}
-        self._seen: dict[Path, float] = {}  # files, and the time at which each was found first
+        self._seen: dict[Path, float] = {}  # files, each with the time at which it was first found
         self._worker: threading.Thread | None = None
         self._export: Callable[[list[dict[str, Any]], str, str], bool] | None = None
         self._episode = logs.Episode("telemetry.failed", "telemetry.recovered")
 
     def note(self, message: bytes) -> None:
-        """Store the exit that a message from the supervisor reports."""
+        """Store the exit in a message from the supervisor."""
         pid, kind, how = json.loads(message.removeprefix(PREFIX))
         while len(self._exits) >= HOWS_MAX:
             # The export thread may have removed the entry in the meantime.
@@ -58,8 +57,8 @@ class KilledRuns:
     def run(self) -> None:
         """Find the files of dead workers, and start to export their spans. Returns immediately.
 
-        If it is not known how the process of a file exited, the file waits for one more check,
-        because the supervisor's message may still arrive.
+        A file whose exit is not known yet is exported only at the next call, because the
+        supervisor's message may still arrive.
         """
         if self._worker is not None and self._worker.is_alive():
             return
@@ -68,8 +67,8 @@ class KilledRuns:
         ready = [each for each in found if each[0] in self._exits or each[1] in seen]
         self._seen = {path: seen.get(path, now) for _, path in found}
         if ready:
-            # Use a separate thread, because the collector may take seconds to answer, and the
-            # housekeeper must not wait for it.
+            # The collector may take seconds to answer, so a separate thread waits for it and not
+            # the housekeeper.
             self._worker = threading.Thread(
                 target=self._export_ready, args=(ready,), name="killed runs", daemon=True
             )

@@ -1,4 +1,4 @@
-"""Turns the records of a run file into spans, and exports them."""
+"""Turn the records of a run file into spans, and export them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCOPE = InstrumentationScope(SCOPE, __version__)
 def exporting(instance: str) -> Callable[[list[dict[str, Any]], str, str], bool]:
     """Return a function that exports the records of one dead process.
 
-    The returned function takes the records, the kind of exit for `error.type`, and a description of
+    The returned function gets the records, the kind of exit for `error.type`, and a description of
     the exit. It returns False if the collector did not accept the spans, and raises RunFileError if
     a record is damaged. `exporting` itself raises TelemetryUnavailableError.
     """

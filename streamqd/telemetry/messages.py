@@ -15,6 +15,6 @@ def string_headers(message: Message) -> dict[str, str]:
     """Return the headers whose values are strings, or {} if the headers are not a JSON object."""
     try:
         headers = message.headers
-    except ValueError:  # the handler may not need the headers, so this is not an error
+    except ValueError:  # not an error, as the handler may not need the headers
         return {}
     return {name: text for name, text in headers.items() if isinstance(text, str)}

@@ -1,4 +1,4 @@
-"""Carries a send's trace context in the message headers, and run references in entries."""
+"""Carry a send's trace context in message headers, and store references to runs in entries."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from streamqd.message import LAST_RUN, RUN_REFERENCE, Message, has_field
 from streamqd.telemetry.messages import string_headers
 
 TRACEPARENT = "traceparent"
-# Matches an unsampled context in the JSON of the headers, in which the last bit of the flags is 0.
+# Matches an unsampled context in the JSON of the headers: the last bit of its flags is 0.
 _UNSAMPLED = re.compile(
     rb'"traceparent": ?"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]"',
 )
-# The headers as streamqd's producers write them: how they start, the position of the flags, and the
-# flags of an unsampled context.
+# The headers as streamqd's producers write them: their first bytes, the position of the flags, and
+# the flags of an unsampled context.
 USUAL_START = b'{"traceparent":"00-'
 USUAL_FLAGS = slice(69, 72)
 USUAL_UNSAMPLED = frozenset({b'00"', b'02"'})  # 02 means that the trace ID is random
@@ -28,9 +28,9 @@ def to_traceparent(context: trace.SpanContext) -> str:
 
 
 def parse_traceparent(reference: str) -> trace.SpanContext:
-    """Return the span context of a `traceparent` value.
+    """Return the span context in a `traceparent` value.
 
-    It is invalid if the value cannot be parsed.
+    If the value cannot be parsed, the returned context is invalid.
     """
     found = RUN_REFERENCE.fullmatch(reference)
     if found is None:
@@ -40,7 +40,7 @@ def parse_traceparent(reference: str) -> trace.SpanContext:
 
 
 def is_unsampled(message: Message) -> bool:
-    """Return True if the headers carry a context that is not sampled. No JSON is parsed."""
+    """Return True if the headers carry a context that is not sampled. This does not parse JSON."""
     fields = message._fields
     if len(fields) < 4 or b"headers" not in fields:
         return False
@@ -54,9 +54,9 @@ def extract_context(message: Message) -> Context:
 
 
 def previous_run(message: Message) -> trace.SpanContext:
-    """Return the span of the last failed run, which the retry or dead letter has stored.
+    """Return the span of the last failed run, which was stored in the retry or dead letter.
 
-    It is invalid if no failed run was stored.
+    If none was stored, the returned context is invalid.
     """
     if not has_field(message, LAST_RUN):
         return trace.INVALID_SPAN_CONTEXT

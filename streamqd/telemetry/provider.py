@@ -1,7 +1,8 @@
-"""Connects streamqd to OpenTelemetry: the provider, the exporter and the sampler.
+"""Set up OpenTelemetry for streamqd: the provider, the exporter and the sampler.
 
-A streamqd setting enables traces. The SDK reads everything else from the standard `OTEL_*`
-variables: endpoint, headers, resource, sampler, propagators, batch sizes and limits.
+A setting of streamqd only enables traces. Everything else comes from the standard `OTEL_*`
+variables, which the SDK reads: endpoint, headers, resource, sampler, propagators, batch sizes and
+limits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from streamqd.telemetry import TelemetryUnavailableError
 from streamqd.version import __version__
 
 SCOPE = "streamqd"
-FLUSH_SECONDS = 1.0  # time that an exiting process waits for the export of its last spans
+FLUSH_SECONDS = 1.0  # seconds that an exiting process waits for the export of its last spans
 
 
 def resource(instance: str) -> Resource:
@@ -55,7 +56,7 @@ def server_attributes(settings: Settings) -> dict[str, str | int]:
 def exporter() -> SpanExporter | None:
     """Return the exporter that OTEL_TRACES_EXPORTER selects, or None if it is set to `none`.
 
-    The default is `otlp`, over HTTP. Raises TelemetryUnavailableError.
+    The default is `otlp` over HTTP. Raises TelemetryUnavailableError.
     """
     name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     if name == "none":
@@ -69,7 +70,7 @@ def exporter() -> SpanExporter | None:
     for point in entry_points(group="opentelemetry_traces_exporter", name=wanted):
         try:
             made: SpanExporter = point.load()()
-        except Exception as error:  # any package may provide an exporter, so any error is possible
+        except Exception as error:  # exporters can come from any package, so any error is possible
             raise TelemetryUnavailableError(
                 f"the exporter {name!r} of OTEL_TRACES_EXPORTER cannot be used:"
                 f" {type(error).__name__}: {error}"
@@ -82,7 +83,7 @@ def exporter() -> SpanExporter | None:
 
 
 def new_provider(instance: str) -> TracerProvider:
-    """Create the provider of this process, which must already have forked.
+    """Create the provider of this process. Call this only after the process has forked.
 
     Raises TelemetryUnavailableError.
     """
@@ -98,9 +99,9 @@ def new_provider(instance: str) -> TracerProvider:
 class LinkedSampler(Sampler):
     """Samples the run of a message if the send of the message was sampled.
 
-    A run is the root of its own trace, with a link to the send. A sampler that follows the parent
-    would therefore decide a second time. With a ratio of 1%, only one in 10,000 messages would have
-    both its send and its run sampled.
+    A run is the root of its own trace, with a link to the send. An ordinary sampler would therefore
+    decide about it independently of the send. With a ratio of 1%, both the send and the run would
+    be sampled for only one in 10,000 messages.
     """
 
     def __init__(self, base: Sampler) -> None:
@@ -116,7 +117,7 @@ class LinkedSampler(Sampler):
         links: Sequence[trace.Link] | None = None,
         trace_state: trace.TraceState | None = None,
     ) -> SamplingResult:
-        """Decide as the base sampler would for a child of the first linked span."""
+        """Decide as the base sampler would if the run were a child of its first linked span."""
         parent = trace.get_current_span(parent_context).get_span_context()
         if kind is trace.SpanKind.CONSUMER and links and not parent.is_valid:
             as_parent = trace.NonRecordingSpan(links[0].context)
@@ -126,7 +127,7 @@ class LinkedSampler(Sampler):
         )
 
     def get_description(self) -> str:
-        """Return the name of the sampler, for the SDK."""
+        """Return the name of the sampler, as the SDK requires."""
         return f"Linked{{{self._base.get_description()}}}"
 
 
@@ -138,7 +139,7 @@ def tracer(provider: trace.TracerProvider | None = None) -> trace.Tracer:
 def flush(provider: TracerProvider, seconds: float = FLUSH_SECONDS) -> bool:
     """Export the finished spans within `seconds`. Return False if this takes longer.
 
-    The SDK ignores the time limit of `force_flush`, so a separate thread calls it.
+    The SDK's `force_flush` ignores its time limit, so it is called in a separate thread.
     """
     done = threading.Event()
 

@@ -1,16 +1,16 @@
-"""Stores the running spans of one worker in a file that outlives the process.
+"""Store the running spans of one worker in a file that outlives the process.
 
-A span is exported after it finishes, so the span of a run that kills its process would be lost. The
-worker therefore writes each running span to its file, and removes it when the run finishes. The
+A span is exported only when it finishes, so the span of a run that kills its process would be lost.
+The worker therefore writes each running span to its file, and removes it when the run finishes. The
 housekeeper exports the spans in the files of dead processes (`killed`).
 
 A file consists of cells of equal size. A cell contains the length of its record, or 0 if the cell
 is free, and the record as JSON. The length is written last, so a reader never sees half a record.
-Cells are written with `pwrite`, which raises OSError on a full disk. A write to a mapped page would
-kill the process instead.
+Cells are written with `pwrite`, which raises OSError if the disk is full. A write to a mapped page
+would kill the process instead.
 
-Instances may share a `state_dir`, even from containers that do not see each other's processes. The
-name of a file therefore contains the name of the instance.
+Instances may share a `state_dir`, even if they run in containers that cannot see each other's
+processes. The name of a file therefore contains the name of the instance.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunFile:
     def clear(self, cell: int) -> None:
         """Free a cell."""
         if cell != NO_CELL:
-            with contextlib.suppress(OSError):  # this allocates no block, so it should not fail
+            with contextlib.suppress(OSError):  # nothing is allocated, so this should not fail
                 os.pwrite(self._file, _LENGTH.pack(0), _HEAD.size + cell * self._bytes)
             self._free.append(cell)
 
@@ -138,7 +138,7 @@ def _record(text: bytes) -> dict[str, Any]:
 def _identity(pid: int) -> str:
     """Return the ID and the start time of a process, or '' if it is not running.
 
-    The start time is in clock ticks since the host booted. Setting the clock does not change it.
+    The start time is in clock ticks since the host booted, so setting the clock does not change it.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()

@@ -1,8 +1,8 @@
-"""Creates the spans of a worker's runs, one for each call of the handler.
+"""Create the spans of a worker's runs, one for each call of the handler.
 
-`RunSpans.wrap_handler` wraps the handler, so a worker without traces has no extra cost. The wrapper
-ends the span of a successful run. The span of a failed run stays open until the worker reports the
-verdict to `note_failure`, because the verdict determines how much of the error's text is recorded.
+`RunSpans.wrap_handler` wraps the handler, so traces cost nothing if they are disabled. The wrapper
+ends the span of a successful run. The verdict on a failed run determines how much of its error may
+be recorded, so its span stays open until the worker reports the verdict to `note_failure`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from streamqd.telemetry.propagation import (
 from streamqd.telemetry.provider import flush, new_provider, server_attributes, tracer
 from streamqd.telemetry.run_file import BATCH_CELL_BYTES, CELL_BYTES, NO_CELL, RunFile
 
-LINKS_MAX = 128  # limit of links in a batch span, which is also the SDK's default
-HELD_MAX = 10_000  # limit of messages waiting in place whose last span is stored
+LINKS_MAX = 128  # links in the span of a batch, as in the SDK's default
+HELD_MAX = 10_000  # messages waiting in place whose last span is stored
 
 
 class OpenRun:
@@ -90,12 +90,12 @@ class RunSpans:
             "streamqd.handler": consumer.handler,
             **server_attributes(settings),
         }
-        # Runs of unsampled sends are skipped only if the sampler follows the parent.
+        # Runs of unsampled sends are skipped only if the sampler would also not sample them.
         sampler = os.environ.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
         fields = propagate.get_global_textmap().fields
         self._skips = sampler.startswith("parentbased") and TRACEPARENT in fields
         self._open: dict[bytes, OpenRun] = {}  # open spans by place, until the verdict is reported
-        # The contexts of the last runs of messages that are waiting in place, by place.
+        # For each message that waits in place, the context of its last run, by place.
         self._last: dict[bytes, trace.SpanContext] = {}
         self._threads = threading.local()
         self._ambient = trace.set_span_in_context(_SkippedRun())
@@ -105,7 +105,7 @@ class RunSpans:
     # --- the handler ---
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
-        """Return the handler wrapped in a span for each call."""
+        """Return the handler, wrapped so that each call gets a span."""
         batch = self._batch = loaded.signature.batch
         try:
             self._file = RunFile(
@@ -154,9 +154,9 @@ class RunSpans:
         @functools.wraps(function)
         def run(message: Message) -> Any:
             fields = message._fields
-            raw = fields[-1]  # the headers are usually the last field
+            raw = fields[-1]  # usually the headers
             if raw[flags] in unsampled and raw[head] == start and fields[-2] == b"headers":
-                return function(message)  # this check costs only a fraction of the next one
+                return function(message)  # this check is much cheaper than the next one
             if is_unsampled(message):
                 return function(message)
             return traced(message)
@@ -164,8 +164,8 @@ class RunSpans:
         return run if self._skips else functools.wraps(function)(traced)
 
     def _call(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
-        # Run the handler in a separate context, so that the span does not stay attached if the
-        # exception of the time limit is raised.
+        # The handler runs in a context of its own. Otherwise, the span could stay attached to the
+        # thread when the exception of the time limit interrupts the run.
         within = contextvars.copy_context()
         within.run(otel_context.attach, opened.context)
         try:
@@ -199,9 +199,9 @@ class RunSpans:
     # --- start and end ---
 
     def _try_start(self, messages: Sequence[Message]) -> OpenRun | None:
-        """Start the span of a run.
+        """Start the span of a run. Return None if this fails.
 
-        Return None if this fails, because the run must not be affected.
+        The run must not be affected by a problem with telemetry, so no error is raised.
         """
         try:
             return self._start(messages)
@@ -218,10 +218,10 @@ class RunSpans:
         parent = None if one is None else extract_context(one)
         links = self._links(messages, parent)
         if parent is not None and not self._as_parent:
-            parent = trace.set_span_in_context(trace.INVALID_SPAN, parent)  # the baggage is kept
+            parent = trace.set_span_in_context(trace.INVALID_SPAN, parent)  # keeps the baggage
         attributes = self._attributes | _facts(messages)
         now = time.time_ns()
-        # A batch has no single parent.
+        # A batch has several messages, so its span has no single parent.
         span = self._tracer.start_span(
             self._name,
             context=parent or Context(),
@@ -238,7 +238,7 @@ class RunSpans:
             except OSError as error:
                 self._file_failed(error)
         if self._batch:
-            self._end_all()  # the verdicts of the previous call have all been reported
+            self._end_all()  # all verdicts of the previous call have been reported by now
         opened = OpenRun(span, trace.set_span_in_context(span, parent), places, cell)
         for place in places:
             self._open[place] = opened
@@ -275,7 +275,7 @@ class RunSpans:
     def _note_error(self, opened: OpenRun, error: BaseException) -> None:
         """Record that a run failed. Its span is ended when the verdict is reported."""
         opened.ended_ns = time.time_ns()
-        # Compare the type, because `isinstance` can call user code of the exception.
+        # The type is compared, because `isinstance` can run code of the user's exception class.
         of_messages = issubclass(type(error), handlers.Failures)
         failed = getattr(error, "failed", None) if of_messages else None
         if isinstance(failed, dict):
@@ -286,8 +286,8 @@ class RunSpans:
     def note_failure(self, run: FailedRun) -> str:
         """Record the verdict of a failed run, and end its span if it is open.
 
-        Return the span as a `traceparent`, or '' if there is none. It is stored with the message,
-        so that the next run can link to this one.
+        Return the span as a `traceparent`, or '' if there is none. The worker stores it with the
+        message, so that the next run can link to this one.
         """
         opened = self._open.pop(run.place, None)
         if opened is None:
@@ -303,7 +303,7 @@ class RunSpans:
             self._end(opened)
         if run.stays:
             while len(self._last) >= HELD_MAX:
-                del self._last[next(iter(self._last))]  # the message has probably moved elsewhere
+                del self._last[next(iter(self._last))]  # its message has probably moved
             self._last[run.place] = context
         return to_traceparent(context)
 
@@ -314,20 +314,23 @@ class RunSpans:
             opened.cell = NO_CELL
 
     def _end_all(self) -> None:
-        """End the spans that are still open, because no more verdicts of their runs will follow."""
+        """End the spans that are still open, because their runs will get no more verdicts."""
         for opened in set(self._open.values()):
             if opened.span.is_recording():
                 self._end(opened)
         self._open.clear()
 
     def _file_failed(self, error: OSError) -> None:
-        """Log that the run file cannot be used. Only the spans of killed runs are lost."""
+        """Log that the run file cannot be used, so that the spans of killed runs are lost."""
         self._episode.log_failure(assignment=self._assignment, error=f"{self._state_dir}: {error}")
 
     # --- the process ---
 
     def ids(self) -> Ids:
-        """Return the IDs of the current trace and span for log lines, or None without a span."""
+        """Return the IDs of the current trace and span for log lines.
+
+        Without a span, both are None.
+        """
         context = trace.get_current_span().get_span_context()
         if not context.is_valid:
             return None, None
@@ -342,7 +345,7 @@ class RunSpans:
             self._file.remove()
 
     def _attach_ambient(self) -> None:
-        """Attach the context that applies in this thread whenever no sampled run is active."""
+        """Attach, in this thread, the context that applies whenever no sampled run is active."""
         self._threads.ready = True
         otel_context.attach(self._ambient)
 
@@ -350,9 +353,9 @@ class RunSpans:
 class _SkippedRun(trace.NonRecordingSpan):
     """The current span during the run of a message whose send was not sampled.
 
-    Its context is the context of the send, so that no client library in the handler starts a trace.
-    The context is read from the message only on demand, so skipped runs have no extra cost. Outside
-    of runs, the context is invalid.
+    Its context is that of the send, so client libraries in the handler do not start traces of their
+    own. The context is read from the message only when a library asks for it, so skipped runs have
+    no extra cost. Outside of runs, the context is invalid.
     """
 
     def __init__(self) -> None:
@@ -388,7 +391,7 @@ def _facts(messages: Sequence[Message]) -> dict[str, str | int]:
 
 
 def _describe(span: trace.Span, run: FailedRun) -> None:
-    """Add an error to a span, with only the texts that `dlq_error` and `redact_error` allow."""
+    """Add an error to a span, but only the texts that `dlq_error` and `redact_error` allow."""
     span.set_attribute("error.type", run.error_class or "_OTHER")
     span.set_status(trace.Status(trace.StatusCode.ERROR, run.text))
     described = {

@@ -1,4 +1,4 @@
-"""Creates the spans of a producer's calls, with OpenTelemetry, Sentry or both."""
+"""Create the spans of a producer's calls, with OpenTelemetry, Sentry or both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd.model import Uid
 
 
 class ToolSpan(Protocol):
-    """The span of one tool. `carrier` contains the headers that carry its context."""
+    """A call's span in one tool. `carrier` contains the headers that carry its context."""
 
     @property
     def carrier(self) -> Mapping[str, str]: ...
@@ -27,19 +27,19 @@ class SendSpans:
     """Creates the spans of one producer. It is thread-safe."""
 
     def __init__(self, makers: list[Callable[[str, str], ToolSpan]]) -> None:
-        """Set the functions that start a span for an operation and a topic, one for each tool."""
+        """Take one function per tool, which starts a span for an operation and a topic."""
         self._makers = makers
 
     def start(self, topic: object, operation: str = "send") -> SendSpan:
         """Start the span for one send, or for all sends of one call.
 
-        `operation` is `send`, or `create` if the message is written later.
+        `operation` is `send`, or `create` if the message will be written later.
         """
         return SendSpan([make(operation, str(topic)) for make in self._makers])
 
 
 class SendSpan:
-    """The span of one call of a producer, as a context manager. It ends when the call does."""
+    """The span of one call of a producer. Use it in a `with` block around the call."""
 
     def __init__(self, spans: list[ToolSpan]) -> None:
         self._spans = spans
@@ -64,7 +64,7 @@ class SendSpan:
         """Return the headers with this call's context added. The caller's headers take precedence.
 
         The headers are returned unchanged if they already contain a `traceparent` or
-        `sentry-trace`, have no room for more, or are not a mapping.
+        `sentry-trace`, if no more headers fit, or if they are not a mapping.
         """
         carrier = self._carrier
         if not carrier or given is None:

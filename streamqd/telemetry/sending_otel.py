@@ -1,4 +1,4 @@
-"""Creates OpenTelemetry spans for a producer's calls, with the sending process's provider."""
+"""Create OpenTelemetry spans for a producer's calls, with the sending process's provider."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opentelemetry import propagate, trace
 from streamqd.errors import StreamqdError
 from streamqd.telemetry.provider import tracer
 
-# The tracer is a proxy, so a provider that the application sets later still takes effect.
+# This tracer is a proxy, so it also uses a provider that the application sets later.
 _tracer = tracer()
 
 
@@ -38,7 +38,8 @@ class OtelSpan:
     def end(self, error: BaseException | None) -> None:
         if error is not None:
             self._span.set_attribute("error.type", type(error).__qualname__)
-            # The text of any other error may contain parts of the message.
+            # Only streamqd's own errors are safe to record: others may contain parts of the
+            # message.
             text = str(error) if isinstance(error, StreamqdError) else None
             self._span.set_status(trace.Status(trace.StatusCode.ERROR, text))
         self._span.end()

@@ -1,4 +1,4 @@
-"""Creates Sentry spans for a producer's calls, with the sending process's client."""
+"""Create Sentry spans for a producer's calls, with the sending process's client."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sentry_sdk
 
 
 class SentrySpan:
-    """A span in Sentry, which records it only within a transaction.
+    """A span in Sentry. It implements `sending.ToolSpan`.
 
-    It implements `sending.ToolSpan`.
+    Sentry records it only if the call is made within a transaction.
     """
 
     def __init__(self, operation: str, topic: str) -> None:

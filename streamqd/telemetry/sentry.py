@@ -1,8 +1,8 @@
-"""Reports to Sentry: the errors of failed runs, and a transaction for each run.
+"""Report to Sentry: the errors of failed runs, and a transaction for each run.
 
-The client of the Sentry SDK is used. It is configured through the `SENTRY_*` variables, or through
-`sentry_sdk.init` in the handler's module. Events contain no payload, key, header or local variable.
-`dlq_error` and `redact_error` limit the texts of errors.
+The Sentry SDK's client is configured through the `SENTRY_*` variables, or through `sentry_sdk.init`
+in the handler's module. Events contain no payloads, keys, headers or local variables. `dlq_error`
+and `redact_error` limit the texts of errors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from streamqd.telemetry import FailedRun, TelemetryUnavailableError
 from streamqd.telemetry.messages import message_place, string_headers
 
 EVERY_SECONDS = 60.0  # seconds between two reports of one fingerprint
-CAUSES_MAX = 1_000  # limit of stored fingerprints
-TRACES_MAX = 10_000  # limit of failed runs whose verdict has not been reported
+CAUSES_MAX = 1_000  # fingerprints that are stored
+TRACES_MAX = 10_000  # failed runs whose verdicts have not been reported yet
 FLUSH_SECONDS = 1.0
 RATE = "SENTRY_TRACES_SAMPLE_RATE"
 
@@ -48,7 +48,7 @@ class SentryReports:
         self._reported: dict[str, float] = {}
         self._traces: dict[bytes, dict[str, Any]] = {}  # traces of failed runs by place
         self._episode = logs.Episode("telemetry.failed", "telemetry.recovered")
-        ignore_logger("streamqd")  # otherwise its lines about failed runs would be sent as well
+        ignore_logger("streamqd")  # its lines about failed runs would otherwise be sent, too
         try:
             rate = float(os.environ[RATE]) if os.environ.get(RATE) else None
             sentry_sdk.init(
@@ -56,14 +56,14 @@ class SentryReports:
                 traces_sample_rate=rate,
                 in_app_exclude=["streamqd"],
             )
-        except Exception as error:  # the DSN or the rate cannot be parsed
+        except Exception as error:  # the DSN or the sample rate is invalid
             raise TelemetryUnavailableError(
                 f"telemetry.sentry cannot be used: {type(error).__name__}: {error}; correct the"
                 f" variables SENTRY_DSN and {RATE}"
             ) from error
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
-        """Return the handler wrapped in a transaction for each call."""
+        """Return the handler, wrapped so that each call gets a transaction."""
         function: Any = loaded.function
         self._redact = loaded.redact
         batch = loaded.signature.batch
@@ -81,8 +81,8 @@ class SentryReports:
 
             @functools.wraps(function)
             def run(given: Any) -> object:
-                # Run the handler in a separate context, so that the scope does not stay active if
-                # the exception of the time limit is raised.
+                # The handler runs in a context of its own. Otherwise, the scope could stay active
+                # when the exception of the time limit interrupts the run.
                 return contextvars.copy_context().run(call, given)
 
             def call(given: Any) -> object:
@@ -135,7 +135,7 @@ class SentryReports:
         return span
 
     def _store_trace(self, messages: Sequence[Message], trace: dict[str, Any]) -> None:
-        """Store the trace of a failed run for the report, which follows after the run."""
+        """Store the trace of a failed run, because its error is reported only after the run."""
         for message in messages:
             while len(self._traces) >= TRACES_MAX:
                 self._traces.pop(next(iter(self._traces)), None)
@@ -144,8 +144,7 @@ class SentryReports:
     def note_failure(self, run: FailedRun) -> None:
         """Report the error of a run, unless its cause was already reported within the last minute.
 
-        If the handler requested the verdict, the error is not reported. If `dlq_error` is "none",
-        no error is ever reported.
+        The error is not reported if the handler requested the verdict, or if `dlq_error` is "none".
         """
         trace = self._traces.pop(run.place, None)
         if run.asked or self._silent or not self._is_due(run.fingerprint):
@@ -180,12 +179,12 @@ class SentryReports:
         return True
 
     def _redact_event(self, event: Any, _hint: Any) -> Any:
-        """Return an event whose errors contain only the texts that may be stored."""
+        """Return an event, in which errors contain only the texts that may be stored."""
         for exception in event.get("exception", {}).get("values", ()):
             text = str(exception.get("value") or "")
             exception["value"] = handlers.redact_text(text, self._redact) if self._texts else ""
             for frame in (exception.get("stacktrace") or {}).get("frames", ()):
-                # A client that the handler's module configures may add local variables.
+                # If the handler's module configures the client, frames may contain local variables.
                 frame.pop("vars", None)
         return event
 
