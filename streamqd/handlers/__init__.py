@@ -4,9 +4,9 @@ User code is imported only in child processes: in the workers, and in a probe th
 declarations and import errors of the modules to the supervisor.
 
 `declaration` contains the decorators, `signatures` reads the parameters of a handler, and
-`payloads` decodes the bytes for them. `loading` finds a handler by its name, and `probing` does so
-in a child process. `verdicts` contains the exceptions and results that a handler may raise or
-return, `outcomes` turns them into values, and `redaction` runs the hook that removes private text.
+`payloads` decodes payloads for them. `loading` finds a handler by its name, and `probing` does so
+in a child process. `verdicts` contains the exceptions and results with which a handler decides on a
+message, `outcomes` turns them into values, and `redaction` runs the hook that removes private text.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Context:
 
 
 def _by_name(decorator: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Explain the error if `@handler` is written without parentheses.
+    """Raise a helpful error if `@handler` is written without parentheses.
 
     Python then passes the function as a positional argument.
     """
@@ -62,10 +62,10 @@ def handler(
 ) -> Callable[[Function], Function]:
     """Declare the decorated function as the handler of a topic for a group.
 
-    The options are the settings of a `[[consumers]]` table, for example
-    `max_attempts=5, timeout="30s"`. The configuration file overrides them. `retry` sets all options
-    that a RetryPolicy contains, except for those that you also pass explicitly. The function itself
-    is returned unchanged.
+    The options are the settings of a `[[consumers]]` table, such as `max_attempts=5,
+    timeout="30s"`. The configuration file overrides them. `retry` sets all options that a
+    RetryPolicy contains, except for those that you also pass explicitly. The function itself is
+    returned unchanged.
 
     Raises TypeError for an option that a configuration file cannot contain.
     """
@@ -84,7 +84,7 @@ def schedule(**options: Unpack[ScheduleOptions]) -> Callable[[Function], Functio
     """Send a message to the decorated handler's topic on a schedule.
 
     The options are the settings of a `[[schedules]]` table. Exactly one of `cron`, `every` and `at`
-    is required. By default, the name is the function's name in lower case, and the topic is that of
+    is required. The name defaults to the function's name in lower case, and the topic to that of
     its `@handler`. A schedule with the same name in the configuration file overrides this one. The
     function itself is returned unchanged, and may have several schedules.
 
@@ -173,6 +173,6 @@ def _to_plain(value: Any, name: str) -> Any:
 
 
 def _changed_fields(retry: RetryPolicy) -> list[tuple[str, Any]]:
-    """Return the fields of a policy that differ from the default values."""
+    """Return the fields of a policy whose values differ from their defaults."""
     pairs = ((each.name, getattr(retry, each.name), each.default) for each in fields(RetryPolicy))
     return [(name, value) for name, value, default in pairs if value != default]

@@ -1,4 +1,4 @@
-"""Finds a handler by its name, and makes every form of handler callable with a message."""
+"""Find a handler by its name, and make every form of handler callable with a message."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ def import_paths(base_dir: Path) -> None:
 def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
     """Import `module:function`.
 
-    `codec` is the encoding of a typed payload, either json or msgpack.
-
-    Raises HandlerLoadError with one sentence that includes the place of the error.
+    `codec` is the encoding of typed payloads, either json or msgpack. Raises HandlerLoadError,
+    whose text is one sentence that includes the place of the error.
     """
     module_name, _, function_name = reference.partition(":")
     import_paths(base_dir)
@@ -68,7 +67,7 @@ def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
 def prepare(function: Callable[..., object], reference: str, module: Any, codec: str) -> Loaded:
     """Make a handler callable with a message, and find the hooks in its module.
 
-    Raises HandlerLoadError under the same conditions as `load`.
+    Raises HandlerLoadError in the same cases as `load`.
     """
     signature = read_signature(function, reference)
     if signature.payload is not None:
@@ -80,14 +79,14 @@ def prepare(function: Callable[..., object], reference: str, module: Any, codec:
 def _wrap_typed(
     function: Callable[..., object], decode: Decode, signature: Signature
 ) -> Callable[[Message], object]:
-    """Wrap a handler that takes a payload. The wrapper returns a coroutine if the handler does."""
+    """Wrap a handler that takes a payload. If the handler is asynchronous, so is the wrapper."""
     if signature.with_message:
         return lambda message: function(decode(message.payload), message)
     return lambda message: function(decode(message.payload))
 
 
 def import_module(name: str) -> Any:
-    """Import one of the user's modules. Raises HandlerLoadError with one sentence."""
+    """Import one of the user's modules. Raises HandlerLoadError, whose text is one sentence."""
     try:
         return importlib.import_module(name)
     except BaseException as error:
@@ -105,12 +104,12 @@ def import_module(name: str) -> Any:
 def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
     """Return the files of the user's modules: all imported since `known`, and all in `wanted`.
 
-    Files of Python and of installed packages are left out, because users do not edit them here.
+    Files of Python and of installed packages are left out, because users do not edit them.
     """
     names = {name for name in sys.modules if name not in known}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
     for name in wanted:
-        # A module that cannot be imported must be fixed, so include its file as well.
+        # The user must fix a module that cannot be imported, so its file is included as well.
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             spec = importlib.util.find_spec(name)
             files.add(spec.origin if spec is not None else None)
@@ -121,7 +120,7 @@ def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
 def error_location(error: BaseException) -> str:
     """Return ` (FILE:LINE)` for the innermost line of the user's own code, or '' if there is none.
 
-    The result is also '' for a SyntaxError, whose text already contains the file and the line.
+    For a SyntaxError, return '', because its text already contains the file and the line.
     """
     if isinstance(error, SyntaxError):
         return ""

@@ -1,9 +1,9 @@
 """The options of `@handler` and `@schedule`, for type checkers.
 
 They correspond to the settings of `[[consumers]]` and `[[schedules]]`, which the configuration
-reference explains. Where the file contains the name of an exception class, an option may contain
-the class itself. Exception classes, durations and sizes are checked when the daemon starts, as they
-are for the file.
+reference explains. Where a file contains the name of an exception class, an option may also be the
+class itself. As with a file, exception classes, durations and sizes are checked only when the
+daemon starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns the exception of a run into an outcome, which is the value that policies decide on."""
+"""Turn the exception of a run into an outcome, which is the value that policies decide on."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from streamqd.policy.fingerprint import innermost_frame
 
 TRACEBACK_BYTES_MAX = 8192
 MESSAGE_CHARS_MAX = 1000
-STACKS_MAX = 64  # limit of failure places in the cache
+STACKS_MAX = 64  # failure places whose texts are cached
 
-# Frames from these directories may come between the call of a handler and its first line.
+# Between the call of a handler and its first line, there may be frames from these directories.
 _PACKAGE = Path(__file__).parent.parent
 _OURS = tuple(f"{_PACKAGE / name}/" for name in ("django", "handlers", "worker", "telemetry"))
 
-_SILENT = "<exception str() failed>"  # the text in Python's own tracebacks
+_SILENT = "<exception str() failed>"  # the text that Python's own tracebacks show
 
 _OUTCOMES = (Retry, Dead, Undecodable, Release)
 
-# For these exceptions, Python prints more than the class and the text.
+# For these exceptions, a traceback of Python shows more than the class and the text.
 _DETAILED = (SyntaxError, ImportError, NameError, AttributeError)
 
-# The frames of a failure, each given by the id() of its code and the instruction offset.
+# The frames of a failure. Each is given by the id() of its code and the offset of the instruction.
 _Places = tuple[int, ...]
 
 
 class _StackInfo(NamedTuple):
     """The cached texts for one place where failures occur.
 
-    `codes` keeps references to the code objects, so that no new code object can get the same id().
+    `codes` keeps the code objects alive, so that no new code object can get the id() of one of
+    them.
     """
 
     codes: list[CodeType]
@@ -54,7 +55,7 @@ _stack_infos: dict[_Places, _StackInfo] = {}
 def to_outcome(error: BaseException, detail: str) -> Outcome:
     """Turn the exception of a handler into an outcome.
 
-    Never raises, even if the exception's code does. `detail` is the `dlq_error` setting: none,
+    Never raises, even if methods of the exception do. `detail` is the `dlq_error` setting: none,
     class, message or traceback.
     """
     try:
@@ -76,13 +77,13 @@ def to_outcome(error: BaseException, detail: str) -> Outcome:
 def is_a(error: object, *kinds: type) -> bool:
     """Return True if the type of `error` is one of `kinds`. Never raises.
 
-    Unlike `isinstance`, this does not read `__class__`, which may be user code.
+    Unlike `isinstance`, this does not read `__class__`, because that may run user code.
     """
     return issubclass(type(error), kinds)
 
 
 def to_brief_outcome(error: BaseException, detail: str) -> Outcome:
-    """Return the outcome without text and traceback, which only dead letters need."""
+    """Return the outcome without the text and the traceback, which only dead letters need."""
     detail = detail if detail == "none" else "class"
     kind: Any = type(error)  # hashable, although mypy cannot infer it
     try:
@@ -99,7 +100,7 @@ def _brief(kind: Any, detail: str) -> Failed:
 
 
 def _wait_asked(error: BaseException) -> float | None:
-    # A subclass may skip our __init__, or overwrite the attribute.
+    # A subclass may not call our __init__, or may overwrite the attribute.
     after = getattr(error, "after", None)
     if isinstance(after, int | float) and 0 <= after <= AFTER_MAX:
         return float(after)
@@ -109,7 +110,7 @@ def _wait_asked(error: BaseException) -> float | None:
 class Description:
     """Describes an exception in text for people. The methods never raise.
 
-    `str()` of the exception is called only once, because it is user code that may be slow or hang.
+    `str()` of the exception is user code that may be slow or hang, so it is called only once.
     """
 
     __slots__ = ("_error", "_info", "_message")
@@ -163,7 +164,10 @@ def error_text(error: BaseException) -> str:
 
 
 def _read_message(error: BaseException) -> tuple[str, bool]:
-    """Return the text of an exception and True, or a replacement and False if `str()` raises."""
+    """Return the text of an exception and True.
+
+    If `str()` raises, return a replacement and False.
+    """
     try:
         return str(error), True
     except BaseException as raised:  # noqa: BLE001 - user code may raise anything
@@ -171,7 +175,9 @@ def _read_message(error: BaseException) -> tuple[str, bool]:
 
 
 def describe_failure(error: BaseException, detail: str) -> Failed:
-    """Describe an exception in as much detail as allowed. Local variables are never recorded.
+    """Describe an exception in as much detail as `detail` allows.
+
+    Local variables are never included.
 
     `detail` is the `dlq_error` setting: none, class, message or traceback.
     """
@@ -194,7 +200,7 @@ def describe_failure(error: BaseException, detail: str) -> Failed:
 def class_lineage(kind: Any) -> tuple[str, ...]:
     """Return the names that policies may use for a class and its bases, most derived first.
 
-    A class that a package re-exports is also known by that name. For example,
+    If a package re-exports a class, that name is included, too. For example,
     requests.ConnectionError is defined in requests.exceptions.
     """
     names = []
@@ -209,7 +215,7 @@ def class_lineage(kind: Any) -> tuple[str, ...]:
 
 def _user_traceback(begin: TracebackType | None) -> TracebackType | None:
     # The first frame is the worker's own call of the handler, and more frames of streamqd may
-    # follow. Leave them out, because readers do not need them.
+    # follow. Readers do not need them, so they are left out.
     trace = begin
     while trace is not None and trace.tb_next is not None:
         first = trace is begin
@@ -219,7 +225,7 @@ def _user_traceback(begin: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-# The traceback is read through the base class, because the user's class may override the attribute.
+# Reads the traceback through the base class, because a user's class may override the attribute.
 _trace_of: Callable[[BaseException], TracebackType | None]
 _trace_of = BaseException.__dict__["__traceback__"].__get__
 
@@ -244,7 +250,7 @@ def _traceback(error: BaseException, seen: _StackInfo, message: str) -> str:
 
 
 def _end(error: BaseException, message: str) -> str:
-    """Return the last lines of a traceback, at a fraction of the cost of the `traceback` module."""
+    """Return the last lines of a traceback. This is much cheaper than the `traceback` module."""
     kind: Any = type(error)
     name = _heading(kind)
     if not name or getattr(error, "__notes__", None) is not None:
@@ -263,9 +269,9 @@ def _heading(kind: Any) -> str:
 
 
 def _stack(seen: _StackInfo, trace: TracebackType) -> str:
-    """Return the frames of a traceback as text, from the cache after the first call.
+    """Return the frames of a traceback as text, which is cached after the first call.
 
-    Without the cache, looking up the source lines and the parts to underline would take longer than
+    Without the cache, finding the source lines and the parts to underline would take longer than
     everything else about a dead letter.
     """
     stack = seen.stack
@@ -275,7 +281,7 @@ def _stack(seen: _StackInfo, trace: TracebackType) -> str:
 
 
 def _read_stack_info(begin: TracebackType | None) -> _StackInfo:
-    """Return the cached texts for a place of failure, which many failures usually share."""
+    """Return the cached texts for a place of failure. Many failures usually have the same place."""
     places: list[int] = []
     each = begin
     while each is not None:

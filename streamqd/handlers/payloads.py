@@ -1,6 +1,6 @@
-"""Decodes payloads to the type of a handler's first parameter.
+"""Decode payloads to the type of a handler's first parameter.
 
-A payload for `bytes` is passed on unchanged, and for `str` it is decoded from UTF-8. Pydantic
+For `bytes`, a payload is passed on unchanged, and for `str`, it is decoded from UTF-8. Pydantic
 decodes and validates its own models. msgspec decodes all other types: dataclasses, TypedDicts,
 Structs, lists and unions.
 """
@@ -46,8 +46,8 @@ def _text(payload: bytes) -> str:
 
 
 def _is_model(annotation: Any) -> bool:
-    # Code that uses a model as an annotation has already imported pydantic, so other handlers need
-    # not pay for the import.
+    # If a handler has a model as its annotation, its module has already imported pydantic. Looking
+    # it up here avoids the cost of the import for all other handlers.
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or not isinstance(annotation, type):
         return False
@@ -76,7 +76,7 @@ def _model_decoder(annotation: Any, codec: str, reference: str) -> Decode:
 
 
 def _faults(error: Any) -> str:
-    """Return the first problems and their places, without the values, which may be private."""
+    """Return the first problems with their places, but without values, which may be private."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     named = [
         f"{'.'.join(str(part) for part in each['loc']) or 'payload'}: {each['msg']}"
@@ -136,7 +136,7 @@ def _is_base_of_data(custom: type) -> bool:
     try:
         return any(issubclass(each, custom) for each in (dict, list, str, int, float))
     except TypeError:
-        return False  # a protocol that is not @runtime_checkable
+        return False  # a protocol without @runtime_checkable
 
 
 def _undecodable(name: str, error: Exception) -> Undecodable:

@@ -1,4 +1,4 @@
-"""Imports user code in a child process, to find its declarations before any worker starts."""
+"""Import user code in a child process, to find its declarations before any worker starts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
 
 
 def _open_code(names: Iterable[str]) -> list[str]:
-    """Return a problem for each handler module that every user may write.
+    """Return a problem for each handler module that any user of the host may write to.
 
     Such a file is a risk, because handlers run with all permissions of the daemon.
     """
@@ -101,7 +101,7 @@ def _open_code(names: Iterable[str]) -> list[str]:
 def find_mismatches(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> list[str]:
     """Return a problem for each setting that does not fit its handler.
 
-    Handlers that are missing from `traits` are skipped.
+    Handlers without an entry in `traits` are skipped.
     """
     problems = []
     for index, consumer in enumerate(consumers):
@@ -113,7 +113,7 @@ def find_mismatches(consumers: Iterable[Consumer], traits: Mapping[str, list[str
 
 
 def _locate(index: int, consumer: Consumer, name: str, clause: str) -> str:
-    """Return a problem with the place of its setting: a line of the file, or an `@handler`."""
+    """Return a problem with the place of its setting: a line of the file, or `@handler`."""
     if not consumer.place:
         return f"@handler({consumer.name}).{name}: {clause}"
     return f"consumers[{index}].{name}: {clause} ({consumer.place_named})"

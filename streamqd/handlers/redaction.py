@@ -1,4 +1,4 @@
-"""Removes private text from exceptions, with a hook in the handler's module."""
+"""Remove private text from exceptions, with a hook in the handler's module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def redact_failure(failure: Failed, hook: Redact | None) -> Failed:
         return failure
     message = redact_text(failure.message, hook)
     if message == TOO_SLOW:
-        return replace(failure, message=message, traceback=message)  # the hook would hang again
+        return replace(failure, message=message, traceback=message)  # the hook would time out again
     return replace(failure, message=message, traceback=redact_text(failure.traceback, hook))
 
 

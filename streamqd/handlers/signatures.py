@@ -1,4 +1,4 @@
-"""Reads a handler's signature: does it take a message, a batch, or a typed payload?"""
+"""Read a handler's signature: does it take a message, a batch, or a typed payload?"""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ BATCH, TYPED, ASYNC = "batch", "typed", "async"
 class Signature:
     """The parameters of a handler.
 
-    `payload` is its type, or None if the handler takes the message.
+    `payload` is the type of the payload, or None if the handler takes the whole message.
     """
 
     batch: bool = False
     asynchronous: bool = False
     payload: Any = None
-    with_message: bool = False  # the message is the second argument
+    with_message: bool = False  # True if the message is the second argument
 
     @property
     def traits(self) -> list[str]:
-        """The form as words: batch, typed, async.
+        """The form of the handler as words: batch, typed, async.
 
-        The list is empty for a plain function of one message.
+        The list is empty for a plain function that takes one message.
         """
         marks = {BATCH: self.batch, TYPED: self.payload is not None, ASYNC: self.asynchronous}
         return [word for word, true in marks.items() if true]
 
 
 def read_signature(function: Callable[..., object], reference: str) -> Signature:
-    """Return the form of a handler. Raises HandlerLoadError with one sentence."""
+    """Return the form of a handler. Raises HandlerLoadError, whose text is one sentence."""
     if any(map(_yields, _call_targets(function))):
         raise HandlerLoadError(
             f"{reference} contains yield, so calling it does not run it; remove the yield"
@@ -47,7 +47,7 @@ def read_signature(function: Callable[..., object], reference: str) -> Signature
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return Signature(asynchronous=asynchronous)  # a function in C has no signature
+        return Signature(asynchronous=asynchronous)  # C functions may have no signature
     taken = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
     first, second = [*taken, None, None][:2]
     if first is None or first.annotation is inspect.Parameter.empty:
@@ -85,12 +85,12 @@ _POSITIONAL = (
 
 
 def is_async(function: object) -> bool:
-    """Return True if calling the function or callable object returns a coroutine."""
+    """Return True if a call of the function or callable object returns a coroutine."""
     return any(map(inspect.iscoroutinefunction, _call_targets(function)))
 
 
 def _call_targets(function: object) -> tuple[object, object]:
-    """Return the function that partials wrap, and its `__call__` in case it is an object."""
+    """Return the function inside any partials, and its `__call__` in case it is an object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function, getattr(function, "__call__", None)  # noqa: B004 - `callable` is not enough
@@ -131,7 +131,7 @@ def _contains_message(annotation: Any) -> bool:
 
 
 def _is_message(annotation: Any) -> bool:
-    # A string within a type is the name of a class, as in list["Message"].
+    # A string inside a type is the name of a class, as in list["Message"].
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
@@ -146,11 +146,11 @@ def _format_annotation(annotation: Any) -> str:
 def _annotation(
     function: Callable[..., object], parameter: inspect.Parameter, reference: str
 ) -> Any:
-    """Resolve one annotation, which may be a string. Other annotations need not be resolvable."""
+    """Resolve one annotation, which may be a string. The other annotations may be unresolvable."""
     written = parameter.annotation
     if not isinstance(written, str):
         return written
-    # Message always resolves, because many modules import it only under TYPE_CHECKING.
+    # Many modules import Message only under TYPE_CHECKING, so its name can always be resolved.
     known = {"Message": Message, **getattr(inspect.unwrap(function), "__globals__", {})}
     try:
         return eval(written, known)  # noqa: S307 - it is the user's own code

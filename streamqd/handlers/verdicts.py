@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 
 from streamqd.message import Message
 
-AFTER_MAX = 366 * 86400.0  # limit of the wait that a handler may request, in seconds
+AFTER_MAX = 366 * 86400.0  # maximum delay in seconds that a handler may request
 
-# Dead letters and policies contain these class names, which must not depend on the module layout.
+# The module of these classes, as dead letters and policies name it. It stays the same if the
+# classes are moved to another file.
 _PACKAGE = "streamqd.handlers"
 
 
@@ -105,8 +106,8 @@ _RAISED: dict[Result, Callable[[], BaseException]] = {
 def run_error(end: object) -> BaseException | None:
     """Return the error of a run from its exception or return value, or None if it succeeded.
 
-    A returned exception counts as raised. An awaitable or a generator is a TypeError. Never raises,
-    even if methods of the value do.
+    A returned exception counts as raised. Returning an awaitable or a generator is a TypeError.
+    Never raises, even if methods of the value do.
     """
     try:
         return _find_error(end)
@@ -122,7 +123,7 @@ def _find_error(end: object) -> BaseException | None:
         return None if raised is None else raised()
     if inspect.isawaitable(end):
         if inspect.iscoroutine(end):
-            end.close()  # prevents Python's warning that it was never awaited
+            end.close()  # avoids Python's warning about a coroutine that was never awaited
         return TypeError("the handler returned an awaitable; define the handler with async def")
     if inspect.isgenerator(end) or inspect.isasyncgen(end):
         return TypeError("the handler returned a generator, whose code does not run; remove yield")

@@ -67,10 +67,10 @@ class Outbox:
         """Insert one message in the open transaction, and return its ID for `streamqd trace`.
 
         `connection` is a connection of psycopg, sqlite3, PyMySQL or Django, or a session or
-        connection of SQLAlchemy. The call executes one INSERT. Commits, rollbacks and savepoints
-        remain the caller's task. The other arguments are the same as for `Producer.send`. `delay`
-        counts from now, on this host's clock. A message without a key is routed by its ID. If the
-        partition does not exist, the relay moves the row to the dead-letter table.
+        connection of SQLAlchemy. The call executes a single INSERT. Commits, rollbacks and
+        savepoints are up to the caller. The other arguments are the same as for `Producer.send`.
+        `delay` counts from now, on this host's clock. A message without a key is routed by its ID.
+        If the given partition does not exist, the relay moves the row to the dead-letter table.
 
         Raises:
 

@@ -1,8 +1,8 @@
-"""The producer for asyncio, in which a thread waits for Redis, so that the event loop never does.
+"""The producer for asyncio. A thread waits for Redis, so that the event loop is never blocked.
 
-It uses the same buffer as the buffered producer, but does not wait for more messages (no linger).
-Concurrent sends of several tasks are written together, and both producers handle lost replies in
-the same way.
+It uses the same buffer as the buffered producer, but writes at once instead of waiting for more
+messages (no linger). Concurrent sends of several tasks are written together, and both producers
+handle lost replies in the same way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AsyncProducer:
 
     If you cancel a task during `send`, its message may or may not be written, but other sends are
     not affected. Use the producer only in the event loop in which you first used it. A forked child
-    does not inherit the messages in flight. It can use the producer in one event loop of its own.
+    does not inherit the messages in flight, and can use the producer in an event loop of its own.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class AsyncProducer:
             **parse_options(max_messages=max_messages, max_bytes=max_bytes),
         )
         self._queue = asyncio.Lock()  # keeps sends in order while they wait for room
-        self._queued = 0  # number of sends that are waiting for room
+        self._queued = 0  # sends that are waiting for room
         self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
@@ -137,23 +137,23 @@ class AsyncProducer:
         return await asyncio.get_running_loop().run_in_executor(None, self._sender.cancel, uid)
 
     async def close(self) -> None:
-        """Write all sent messages, then close the connection. A second call changes nothing."""
+        """Write all sent messages, and then close the connection. Further calls do nothing."""
         self._buffer.close()
         await asyncio.get_running_loop().run_in_executor(None, self._buffer.join, None)
 
     async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
         loop, since = asyncio.get_running_loop(), time.monotonic()
         if os.getpid() != self._pid:
-            # The lock belongs to the parent's event loop. If a task there holds it, it is never
-            # released here.
+            # The lock belongs to the parent's event loop. If one of its tasks holds the lock, this
+            # process could never release it.
             self._pid, self._queue, self._queued = os.getpid(), asyncio.Lock(), 0
         ticket: Ticket | None = None
-        if not self._queued:  # otherwise it would overtake sends that are waiting
+        if not self._queued:  # otherwise, it would overtake waiting sends
             ticket = self._buffer.put(topic, envelopes, loop.create_future, since)
         return await (ticket or await self._put_in_turn(topic, envelopes, since))
 
     async def _put_in_turn(self, topic: str, envelopes: Sequence[Envelope], since: float) -> Ticket:
-        """Wait for room in the buffer, behind all earlier sends that are waiting for it."""
+        """Wait for room in the buffer. Earlier sends that are waiting for it come first."""
         loop = asyncio.get_running_loop()
         self._queued += 1
         try:
@@ -173,14 +173,15 @@ class AsyncProducer:
 
 
 def _claim(ticket: Ticket) -> bool:
-    # This runs in the writing thread. If it misses a cancellation, the message is written anyway.
+    # This runs in the writing thread. If a cancellation comes just too late, the message is
+    # written.
     return not ticket.cancelled()
 
 
 def _deliver(answers: list[tuple[Ticket, list[Result]]]) -> None:
     if answers:
         loop = answers[0][0].get_loop()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task is waiting
+        with contextlib.suppress(RuntimeError):  # if the loop is closed, no task is waiting
             loop.call_soon_threadsafe(_resolve, answers)
 
 

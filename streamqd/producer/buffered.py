@@ -23,7 +23,7 @@ from streamqd.producer.sender import Sender
 
 
 class Receipt(Future[Uid]):
-    """The future of a message's uid, as returned by `BufferedProducer.send`.
+    """The future of a message's uid, which `BufferedProducer.send` returns.
 
     `result` raises the same errors as `Producer.send`. In a child that was forked after the send,
     it raises OutcomeUnknownError, because the message belongs to the parent. `cancel` works until
@@ -31,9 +31,9 @@ class Receipt(Future[Uid]):
     and never wait for another receipt in a callback.
     """
 
-    # A future and its lock consist of ten objects. They are created only when they are needed,
-    # because most receipts are only asked for a result that is already available. Without this, the
-    # garbage collector would spend half of the producer's time on visiting these objects.
+    # A future and its lock consist of ten objects, which the garbage collector would spend half of
+    # the producer's time on visiting. Most receipts are only asked for a result that is already
+    # available, so these objects are created only when they are needed.
     _lock = threading.Lock()
     _complete = False
     _claimed = False
@@ -55,9 +55,9 @@ class Receipt(Future[Uid]):
         return super().exception(timeout)
 
     def _claim(self) -> bool:
-        """Mark the message as being written. Called in the writing thread.
+        """Mark the message as being written. Return False if it was canceled.
 
-        Returns False if the message was canceled.
+        The writing thread calls this.
         """
         with self._lock:
             if not self._complete:
@@ -66,7 +66,7 @@ class Receipt(Future[Uid]):
         return self.set_running_or_notify_cancel()
 
     def _settle(self, outcome: Result) -> None:
-        """Store the uid or the error. Called in the writing thread."""
+        """Store the uid or the error. The writing thread calls this."""
         with self._lock:
             if not self._complete:
                 self._outcome = outcome
@@ -80,13 +80,13 @@ class Receipt(Future[Uid]):
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            # Do not wait, because the writing thread is in another process.
+            # Waiting would never end, because the writing thread is in another process.
             raise OutcomeUnknownError(
                 f"the message belongs to process {self._pid}, so its outcome is unknown here;"
                 " wait for it in that process"
             )
 
-    if not TYPE_CHECKING:  # type checkers see the attributes of Future
+    if not TYPE_CHECKING:  # type checkers know the attributes of Future
 
         def __getattr__(self, name: str) -> Any:
             """Create the parts of the future when one of its attributes is first used."""
@@ -117,9 +117,9 @@ class BufferedProducer:
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
     2. The thread waits for `linger` after the first message, or until `max_batch` messages wait.
     3. It writes the buffered messages, in one or more transactions per topic, and sets the uids of
-       their receipts.
+      their receipts.
     4. `flush` waits until all earlier messages are written. `close` and the end of a `with` block
-       flush too.
+      also flush.
 
     The buffer holds up to `max_messages` messages, with `max_bytes` in total. When it is full,
     `send` waits up to `block` for room, and then raises BufferFullError. With `block=0`, it raises
@@ -128,7 +128,7 @@ class BufferedProducer:
     messages to the same partition are delayed.
 
     In a forked child, the buffer is empty, and the producer uses a new connection and a new thread.
-    The parent sends the messages that were in the buffer. The child logs a warning.
+    The parent still sends the messages that were in the buffer, and the child logs a warning.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class BufferedProducer:
         return receipt
 
     def cancel(self, uid: str) -> bool:
-        """Cancel the delayed send with the uid from its receipt. Waits for Redis.
+        """Cancel the delayed send with the uid from its receipt. This waits for Redis.
 
         The argument, the result and the errors are the same as for `Producer.cancel`.
         """
@@ -216,13 +216,13 @@ class BufferedProducer:
     def flush(self, timeout: float | None = None) -> bool:
         """Write all earlier messages. Return False if this takes longer than `timeout` seconds.
 
-        `flush` waits until the outcome of each message is known. It returns True even if writes
-        failed, because their receipts raise the errors.
+        `flush` waits until the outcome of each message is known. If writes failed, it still returns
+        True, and the receipts raise the errors.
         """
         return self._buffer.flush(timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Flush, then stop the thread and close the connection. A second call changes nothing.
+        """Flush, then stop the thread and close the connection. Further calls do nothing.
 
         If this takes longer than `timeout` seconds, `close` returns False and gives up the messages
         that it has not started to write. Their receipts then raise RedisUnavailableError.

@@ -17,14 +17,14 @@ from streamqd.store.scripts import Call
 BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between checks for room, the last one repeats
 
 Result = Uid | Exception  # the result of one message: its uid or its error
-NOT_YET = BacklogFullError("not tried yet")  # internal: the message waits for earlier messages
+NOT_YET = BacklogFullError("not tried yet")  # internal: the message must wait for earlier ones
 
 
 @dataclass(slots=True, eq=False)
 class EarlierChunks:
-    """The chunks of one topic that are waiting for room ahead of a given chunk."""
+    """The chunks of one topic that have waited for room longer than a given chunk."""
 
-    counts: set[int] = field(default_factory=set)  # the partition counts that routed them
+    counts: set[int] = field(default_factory=set)  # partition counts with which they were routed
     partitions: set[int] = field(default_factory=set)  # the partitions with waiting messages
 
     def add(self, chunk: Chunk) -> None:
@@ -37,16 +37,16 @@ class EarlierChunks:
 class Chunk:
     """Messages of one kind for one topic, in one transaction, routed with one partition count.
 
-    A chunk consists of batches, and each batch receives the results of its own messages. While
-    messages are waiting for room, `check_at` is the time of the next check, and `deadline` that of
-    the last one (seconds, monotonic).
+    A chunk consists of batches, each of which gets the results of its own messages. While messages
+    wait for room, `check_at` is the time of the next check, and `deadline` that of the last one
+    (seconds, monotonic).
     """
 
     topic: str
-    count: int = 0  # the partition count that routed them
+    count: int = 0  # partition count with which they were routed
     envelopes: list[Envelope] = field(default_factory=list)
     partitions: list[int] = field(default_factory=list)  # the partition of each message
-    # For each batch: its start, its end, and the error of a message at which it stopped, or None.
+    # For each batch: its start, its end, and the error of the message at which it stopped, or None.
     batches: list[tuple[int, int, Exception | None]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # the script calls that write the messages
     numbers: list[Sequence[int]] = field(default_factory=list)  # the message numbers of each call
@@ -87,10 +87,12 @@ class Chunk:
                 self.results[at] = result
 
     def plan(self) -> None:
-        """Determine which messages are still waiting, and the time of the next attempt.
+        """Determine which messages are still waiting, and when to try again.
 
-        If all of them wait for earlier chunks, the next attempt is due when those have found room,
-        or at the deadline. Call this after an attempt.
+        Call this after an attempt.
+
+        If all of them wait for earlier chunks, the next attempt is made when those have found room,
+        or at the deadline.
         """
         full = [at for at in self.waiting if isinstance(self.results[at], BacklogFullError)]
         self.waiting = full
@@ -115,12 +117,12 @@ class Chunk:
                 )
 
     def give_up(self) -> None:
-        """Stop waiting. Messages that found no room get BacklogFullError as their result."""
+        """Stop waiting. The result of messages that found no room becomes BacklogFullError."""
         self.deadline = 0.0
         self.plan()
 
     def fail(self, error: Exception) -> None:
-        """Stop waiting. All messages that are still waiting get `error` as their result."""
+        """Stop waiting. The result of all messages that are still waiting becomes `error`."""
         for at in self.waiting:
             self.results[at] = error
         self.waiting = ()
@@ -136,6 +138,6 @@ class Chunk:
         return at < len(self.waiting) and self.waiting[at] < end
 
     def answer(self, number: int) -> list[Result]:
-        """Return the results of a batch, and the error of the message at which it stopped."""
+        """Return a batch's results, including the error of the message at which it stopped."""
         begin, end, failure = self.batches[number]
         return self.results[begin:end] + ([] if failure is None else [failure])

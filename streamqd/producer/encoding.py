@@ -1,7 +1,6 @@
-"""Turns a message into the fields of an entry.
+"""Turn a message into the fields of an entry.
 
-No Redis connection, clock or thread is used here. All producers call this module in the thread that
-sends.
+All producers call this module in the thread that sends. It uses no connection, clock or thread.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from streamqd.message import HEADERS_MAX
 
 
 def _data(value: Any) -> Any:
-    """Convert a value whose type JSON does not support into JSON data. Raises TypeError."""
+    """Convert a value of a type that JSON does not support into JSON data. Raises TypeError."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if hasattr(type(value), "model_dump"):  # a pydantic model
@@ -36,7 +35,7 @@ _to_json = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_data
 ).encode
 
-CENTURY = 36_525 * 86_400.0  # in seconds; a larger value is a mistake or in milliseconds
+CENTURY = 36_525 * 86_400.0  # seconds; a larger number is a mistake, or was given in milliseconds
 
 
 class Outgoing(NamedTuple):
@@ -60,7 +59,7 @@ def to_outgoing(item: Any) -> Outgoing:
     return item if isinstance(item, Outgoing) else Outgoing(item)
 
 
-_ALONE = Outgoing(b"")[1:]  # the other fields of a message that has no key or options
+_ALONE = Outgoing(b"")[1:]  # the other fields, if no key or option is given
 _PAYLOAD = b"payload"
 
 
@@ -81,9 +80,8 @@ class Encoded:
     at_unix_ms: int | None = None
 
 
-# A message that has only a payload, like most messages of a bulk send, is represented by that
-# payload. Additional objects would take a sixth of the time, because the garbage collector has to
-# visit them.
+# A message that has only a payload is represented by that payload. Most messages of a bulk send are
+# of this kind, and more objects for the garbage collector to visit would take a sixth of the time.
 Envelope = Encoded | bytes
 
 
@@ -173,8 +171,8 @@ def batches(
     """Encode items, and split them into batches for one transaction each.
 
     A batch contains only one kind of message. It is full when it has `count` messages or at least
-    `size` bytes. If an item or the iteration itself raises an error, it is raised after the batches
-    with all earlier items.
+    `size` bytes. If an item or the iteration itself raises an error, all batches with earlier items
+    are yielded before the error is raised.
     """
     batch: list[Envelope] = []
     held = 0
@@ -183,7 +181,7 @@ def batches(
     try:
         for item in items:
             envelope = encode(item)
-            if type(envelope) is bytes:  # the result of the two calls, at a fraction of the cost
+            if type(envelope) is bytes:  # like the two calls below, but much cheaper
                 own, taken = "plain", len(_PAYLOAD) + len(envelope)
             else:
                 own, taken = envelope_kind(envelope), envelope_size(envelope)
@@ -205,7 +203,10 @@ def batches(
 
 
 def check_topic(topic: object) -> None:
-    """Raise TypeError if the topic is not a string. The name itself is checked by the routing."""
+    """Raise TypeError if the topic is not a string.
+
+    The name itself is checked when it is routed.
+    """
     if not isinstance(topic, str):
         raise TypeError(f"a topic must be a string, not {topic!r}")
 
@@ -256,9 +257,10 @@ def _utf8(what: str, text: str) -> bytes:
 
 
 def _expiry(expires: float | timedelta | datetime) -> tuple[bytes, bytes]:
-    """Return the name and value of the expiry field.
+    """Return the name and the value of the expiry field.
 
-    A duration is not converted to a time, because only Redis knows when it starts.
+    A duration is stored as it is. Only Redis knows when it starts, because it starts at the
+    delivery.
     """
     if isinstance(expires, datetime):
         return b"expiresAt", b"%d" % _unix_ms("expires", expires)

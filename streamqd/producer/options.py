@@ -1,4 +1,4 @@
-"""The options of producers, which are checked in the same way for all kinds of producers."""
+"""The options of producers. They are checked in the same way for all kinds of producers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _count(words: str, *others: type) -> _Rule:
 _RULES = {
     "create": _Rule((bool,), bool, False, True, "a Boolean"),
     "traces": _Rule((bool, NoneType), bool, False, True, "True, False or None"),
-    "timeout": _duration(0.001, 86_400.0),  # a socket accepts no more than a few weeks
+    "timeout": _duration(0.001, 86_400.0),  # a socket accepts at most a few weeks
     "dedup_window": _duration(0.001),
     "backlog_wait": _duration(),
     "max_backlog": _count("an integer, 1 or more, or None", NoneType),
@@ -74,7 +74,7 @@ def parse_options(**options: Any) -> dict[str, Any]:
     """Return the options, with durations in seconds and sizes in bytes.
 
     Raises TypeError if a value has the wrong type, and ValueError if it is out of bounds or cannot
-    be parsed. Each error is one sentence that contains the name of the option.
+    be parsed. The text of an error is a sentence that contains the name of the option.
     """
     return {name: _parse_option(name, value) for name, value in options.items()}
 
@@ -82,7 +82,7 @@ def parse_options(**options: Any) -> dict[str, Any]:
 def _parse_option(name: str, value: Any) -> Any:
     rule = _RULES[name]
     sentence = f"{name} must be {rule.words}, not {value!r}"
-    # In Python, True is also an int.
+    # In Python, True is also an int, so Booleans are rejected explicitly.
     if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
         raise TypeError(sentence)
     if value is None:

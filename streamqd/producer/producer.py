@@ -223,7 +223,7 @@ class Producer:
 def split_results(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exception | None]:
     """Return the uids of a batch in order, and the error that stops the sending, or None.
 
-    If the error itself contains the uids of the messages that were written, the list is empty.
+    If the error itself contains the uids of the written messages, the list is empty.
     """
     sent = [result for result in results if isinstance(result, Uid)]
     if len(sent) == len(results):
@@ -250,7 +250,7 @@ def split_results(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exc
 
 
 def note_written(error: Exception, ids: list[Uid]) -> None:
-    """Add the earlier messages of a `send_many` call to its error, by uid or number."""
+    """Add the messages that a `send_many` call already wrote to its error, by uid or number."""
     if isinstance(error, BatchOutcomeUnknownError | BatchRejectedError | BacklogFullError):
         error.ids[:0] = ids
     else:

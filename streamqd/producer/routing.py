@@ -1,8 +1,8 @@
-"""Chooses the partition of a message.
+"""Choose the partition of a message.
 
 A partitioner is a name, or a function of the key (None without a key) and the number of partitions.
-A repeated send with a `dedup_id` must reach the same partition as the first send, so such messages
-never take turns.
+Messages with a `dedup_id` never take turns, because a repeated send must reach the same partition
+as the first one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Partitioner = Named | Callable[[bytes | None, int], int]
 
 
 class Chooser:
-    """The partitioner of one topic, which remembers the partition whose turn it is.
+    """The partitioner of one topic, which remembers whose turn it is if messages take turns.
 
     Raises ValueError for an unknown name.
     """
@@ -59,7 +59,7 @@ class Chooser:
     def choose(self, key: bytes | None, dedup_id: str | None, count: int) -> int:
         """Return one of `count` partitions.
 
-        Raises ValueError if a user's function returns another value.
+        Raises ValueError if a user's function returns anything else.
         """
         if self.takes_turns(key, dedup_id):
             [turn] = self.turns(1, count)
@@ -77,11 +77,11 @@ class Chooser:
         return chosen
 
     def turns(self, number: int, count: int) -> list[int]:
-        """Return partitions for this number of messages, which take turns."""
+        """Return the partitions of this number of messages, which go to each partition in turn."""
         turn = self._turn
         if turn is None:
-            # Start at a random partition, because many short-lived producers must not all start at
-            # 0.
+            # The first partition is random. Otherwise, many short-lived producers would all start
+            # at 0.
             turn = random.randrange(count)
         if self._name == "sticky":
             self._turn = turn
@@ -122,7 +122,7 @@ class Router:
             self._of_others = partitioner
         self._choosers: dict[str, Chooser] = {}
         for each in (*self._of_topics.values(), self._of_others):
-            Chooser(each)  # raises ValueError for a mistake, before the first send
+            Chooser(each)  # raises ValueError for an unknown name before the first send
         self._checked: set[str] = set()  # topics that have already been looked up
 
     def chooser(self, topic: str) -> Chooser:
@@ -139,8 +139,8 @@ class Router:
     def choose(self, topic: str, envelopes: Sequence[Envelope], count: int) -> Iterable[int]:
         """Return the partition of each message, in order, out of `count` partitions.
 
-        At the first message that cannot be routed, the iteration raises RequestRefusedError, or the
-        error of a user's partitioner.
+        When the iteration reaches a message that cannot be routed, it raises RequestRefusedError,
+        or the error of a user's partitioner.
         """
         chooser = self.chooser(topic)
         if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
@@ -158,8 +158,8 @@ class Router:
     ) -> list[int]:
         """Route messages again after the partition count has changed.
 
-        Raises the same errors as `choose`. A message that took its turn keeps its partition if that
-        partition still exists.
+        A message whose partition was only its turn keeps this partition if it still exists. Raises
+        the same errors as `choose`.
         """
         chooser = self.chooser(topic)
         return [
@@ -170,11 +170,11 @@ class Router:
         ]
 
     def cached_count(self, topic: str) -> int | None:
-        """Return the topic's partition count, or None if it was not looked up or is not cached."""
+        """Return the topic's partition count if it is cached, or None."""
         return self._writer.cached_count(topic) if topic in self._checked else None
 
     def count(self, topic: str) -> int:
-        """Return the topic's partition count. If it is unknown, read it, or create the topic.
+        """Return the topic's partition count. If it is not cached, read it, or create the topic.
 
         A count is never guessed. Raises TopicNotFoundError, RedisResponseError,
         RedisUnavailableError (nothing was sent) and ValueError.
@@ -214,7 +214,7 @@ class Router:
             )
 
     def _register(self, topic: str) -> None:
-        # The process that created the topic may have died before this step.
+        # The process that created the topic may have died before it registered the topic.
         try:
             topics.register(self._store, topic)
         except RedisResponseError as error:
@@ -250,6 +250,6 @@ def _choose_partition(topic: str, chooser: Chooser, envelope: Envelope, count: i
 
 
 def _is_free(chooser: Chooser, envelope: Envelope) -> bool:
-    """Return True if a message took its turn, and may therefore go to any partition."""
+    """Return True if a message's partition was only its turn, so any other would also do."""
     message = to_encoded(envelope)
     return message.partition is None and chooser.takes_turns(message.key, message.dedup_id)

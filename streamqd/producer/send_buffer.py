@@ -1,8 +1,8 @@
 """A buffer of limited size for messages, and the one thread that writes them.
 
 The buffered and the asynchronous producer use it. A `send` encodes the message and puts it into the
-buffer. The thread writes it, together with other messages to the same topic. The buffer does not
-depend on futures: it calls `claim` before it writes a message, and passes the results to `deliver`.
+buffer. The thread writes it, together with other messages to the same topic. The buffer itself uses
+no futures: it calls `claim` before it writes a message, and passes the results to `deliver`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class BufferedBatch(Generic[T]):
     envelopes: Sequence[Envelope]
     ticket: T
     size: int
-    since: float  # time of the sender's call, in seconds, monotonic
+    since: float  # time (seconds, monotonic) of the sender's call
     number: int  # the number in the order of arrival, starting at 1
 
 
 class SendBuffer(Generic[T]):
     """A buffer that accepts batches from any thread, and writes them in the order of arrival.
 
-    The first batch waits `linger` seconds for others, unless `max_batch` messages are already
-    waiting. The buffer holds up to `max_messages` messages with `max_bytes` in total, including
-    messages that are being written. If `awaited` is True, the time limit of a batch starts when it
-    arrives, and otherwise when it is written.
+    The first batch waits `linger` seconds for others, or less if `max_batch` messages are waiting.
+    The buffer holds up to `max_messages` messages with `max_bytes` in total, including those that
+    are being written. The time limit of a batch starts when it is written, or, if `awaited` is
+    True, when it arrives.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class SendBuffer(Generic[T]):
         self._taken = 0  # number of batches that have been accepted
         self._unfinished: dict[int, None] = {}  # numbers of batches, in order
         self._urgent = 0  # batches up to this number do not linger
-        # Chunks whose messages are waiting for room, in the order of arrival. Each value maps the
-        # numbers of batches in the chunk to the batches that have no result yet. Only the writing
-        # thread uses it.
+        # Chunks whose messages are waiting for room, in the order of arrival. Each is mapped to
+        # those of its batches that have no result yet, by their numbers in the chunk. Only the
+        # writing thread uses this.
         self._waiting: dict[Chunk, dict[int, BufferedBatch[T]]] = {}
         self._earlier_chunks: dict[str, EarlierChunks] = {}  # by topic, its waiting chunks
         self._check_at: float | None = None  # time of the next check for room, monotonic
@@ -101,10 +101,11 @@ class SendBuffer(Generic[T]):
         make: Callable[[], T],
         since: float | None = None,
     ) -> T | None:
-        """Accept a batch and return its ticket from `make`, or None if the buffer has no room.
+        """Accept a batch and return its ticket from `make`. If the buffer has no room, return None.
 
-        `since` (seconds, monotonic) is the time of the sender's call, by default the current time.
-        An empty buffer accepts a batch of any size. Raises RequestRefusedError after `close`.
+        An empty buffer accepts a batch of any size. `since` is the time of the sender's call
+        (seconds, monotonic), which defaults to the current time. Raises RequestRefusedError after
+        `close`.
         """
         check_topic(topic)
         size = sum(map(envelope_size, envelopes))
@@ -155,7 +156,10 @@ class SendBuffer(Generic[T]):
         return self._urgent
 
     def close(self) -> None:
-        """Reject new batches, write all others, and then stop the thread. Does not wait for it."""
+        """Reject new batches, write all others, and then stop the thread.
+
+        This returns immediately.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -206,8 +210,8 @@ class SendBuffer(Generic[T]):
     def _next(self) -> list[BufferedBatch[T]] | None:
         """Wait for batches that can be written together.
 
-        Return an empty list if a check for room is due, and None after `close` once the buffer is
-        empty.
+        Return [] if it is time to check for room again. After `close`, return None once the buffer
+        is empty.
         """
         with self._changed:
             check_at = self._check_at
@@ -256,10 +260,10 @@ class SendBuffer(Generic[T]):
         self._attempt(chunk)
 
     def _retry_waiting(self) -> None:
-        """Retry the chunks that are waiting for room, in the order of arrival.
+        """Try the chunks that are waiting for room again, in the order of arrival.
 
-        The time that this takes is proportional to the number of waiting chunks. A chunk that waits
-        for earlier chunks to the same partitions is tried only after those have found room.
+        A chunk that waits for earlier chunks to the same partitions is tried only after those have
+        found room. The work is therefore proportional to the number of waiting chunks.
         """
         now = time.monotonic()
         if not self._waiting or not (self._given_up or (self._check_at or 0.0) <= now):
@@ -275,7 +279,7 @@ class SendBuffer(Generic[T]):
                 self._note_waiting(chunk)
 
     def _attempt(self, chunk: Chunk) -> None:
-        """Write a chunk, except for messages that would overtake those of earlier chunks."""
+        """Write a chunk, except for messages that would overtake messages of earlier chunks."""
         try:
             self._sender.attempt(chunk, self._earlier_chunks.get(chunk.topic))
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
@@ -289,7 +293,7 @@ class SendBuffer(Generic[T]):
         self._check_at = min(self._check_at or math.inf, chunk.check_at)
 
     def _settle(self, chunk: Chunk) -> None:
-        """Deliver the results of all batches in which no message is waiting any longer."""
+        """Deliver the results of each batch that has no waiting messages left."""
         batches = self._waiting[chunk]
         settled = [number for number in batches if not chunk.waits(number)]
         if settled:
@@ -311,12 +315,15 @@ class SendBuffer(Generic[T]):
 
 
 def _to_exception(raised: BaseException) -> Exception:
-    # A partitioner that calls sys.exit makes only its own message fail.
+    # If a partitioner calls sys.exit, only its own message fails.
     return raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
 
 
 def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]]:
-    """Group batches into one bundle per transaction. Batches for one topic keep their order."""
+    """Group batches into bundles, each for one transaction.
+
+    Batches for one topic keep their order.
+    """
     by_topic: dict[str, list[BufferedBatch[T]]] = {}
     for batch in batches:
         by_topic.setdefault(batch.topic, []).append(batch)

@@ -1,8 +1,8 @@
-"""Sends the messages of all producers to Redis, and reports each outcome.
+"""Send the messages of all producers to Redis, and report each outcome.
 
-This includes unknown outcomes, if a reply is lost. A producer has one connection, which only one
-thread at a time uses. This module routes messages, builds the commands, and writes them in one
-transaction. A write is repeated only if this cannot write a message twice.
+If a reply is lost, the outcome is unknown, and this is reported as well. A producer has one
+connection, which only one thread at a time uses. This module routes messages, builds the commands,
+and writes them in one transaction. A write is repeated only if this cannot write a message twice.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-CHUNK_COUNT = 512  # limit of messages in one transaction
+CHUNK_COUNT = 512  # maximum messages in one transaction
 CHUNK_BYTES = 1 << 20  # bytes after which a transaction is full
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that may be repeated
-HEADS_MAX = 4096  # limit of cached calls, which contain no messages
-# Limit for routing one transaction again because its topic has changed.
+HEADS_MAX = 4096  # maximum cached calls, which do not contain messages yet
+# Maximum number of times that a transaction is routed again because its topic has changed.
 REROUTES_MAX = 100
 DEDUP_WINDOW = 600.0
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([!-~]{1,200})")
@@ -84,9 +84,9 @@ os.register_at_fork(after_in_child=_forget_all)
 class Sender:
     """One connection, the cached partition counts of topics, and the rules for repeating sends.
 
-    It is thread-safe, because a lock protects the connection for one round trip at a time. The lock
-    is free while a send is waiting for its next attempt. After a fork, it also works in the child,
-    over a new connection.
+    It is thread-safe: a lock protects the connection for one round trip at a time. While a send
+    waits for its next attempt, the lock is free. After a fork, it also works in the child, over a
+    new connection.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class Sender:
         self._backlog_wait: float = options["backlog_wait"]
         self._max_backlog: int | None = options["max_backlog"]
         self._window: float = options["dedup_window"]
-        # Encodes an `Outgoing` or a plain value, without using the connection or any state.
+        # Encodes an `Outgoing` or a plain value. It uses neither the connection nor any other
+        # state.
         self.encode: Callable[[Any], Envelope] = functools.partial(
             to_envelope, max_bytes=settings.daemon.max_message_bytes
         )
@@ -131,7 +132,7 @@ class Sender:
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
         self._writer = MessageWriter(connection, keys)
-        # Calls that write to a partition, but without messages, and the commands for these calls.
+        # Calls that write to a partition, with no messages in them yet, and their commands.
         self._heads: dict[tuple[str, int, int, bool], tuple[Call, tuple[str, ...]]] = {}
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
@@ -141,14 +142,14 @@ class Sender:
 
     @property
     def timeout(self) -> float:
-        """The time limit of one send in seconds, not counting its wait for room."""
+        """The time limit of one send in seconds, without its wait for room."""
         return self._timeout
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
         with contextlib.suppress(
             RedisUnavailableError
-        ):  # other threads are using it and would reopen it
+        ):  # other threads use the connection, and would open it again
             self._run_exclusively(time.monotonic() + self._timeout, self._close)
 
     def _close(self) -> None:
@@ -159,7 +160,7 @@ class Sender:
         """Call `work` with exclusive use of the connection, until `end` (seconds, monotonic).
 
         Raises RedisUnavailableError if other threads use the connection until `end`. Raises
-        RuntimeError in a signal handler that has interrupted a send in its own thread. In both
+        RuntimeError in a signal handler that has interrupted a send of its own thread. In both
         cases, nothing was sent.
         """
         lock = self._lock
@@ -183,9 +184,9 @@ class Sender:
                 lock.release()
 
     def forget(self) -> None:
-        """Drop the connection and the turns in a forked child. Both belong to the parent."""
+        """Drop the connection and the turns in a forked child, as both belong to the parent."""
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # a thread of the parent may hold the old lock
+        self._lock = threading.RLock()  # a thread of the parent may have held the old lock
         self._writer.detach()
         self._router.forget_turns()
 
@@ -196,9 +197,8 @@ class Sender:
     def send(self, topic: str, envelope: Envelope) -> Result:
         """Write one message, as `post` does for a batch, and return its result.
 
-        There is a fast path for messages without options, to a known topic on a single server. All
-        other messages, and all replies that are not an entry ID, are handled by `post` and
-        `finish`.
+        Messages without options to a known topic on a single server take a fast path. `post` and
+        `finish` handle all other messages, and all replies that are not an entry ID.
         """
         if os.getpid() != self._pid:
             self.forget()
@@ -237,8 +237,8 @@ class Sender:
         """Write the messages of a batch in one transaction, and wait for room.
 
         All messages must be of one kind. If a message cannot be routed, the earlier messages are
-        written, its own result is the error, and later messages have no result. Errors that affect
-        all messages are raised.
+        written, its own result is the error, and later messages have no result. An error that
+        affects all messages is raised.
         """
         return self.finish(self.chunk(topic, [batch], time.monotonic()))
 
@@ -246,7 +246,8 @@ class Sender:
         """Write many messages, and yield the results of each batch.
 
         While Redis is processing a batch, the next batch is encoded. `items` may therefore use this
-        sender too. An error raised by `items` is raised after the results of all earlier items.
+        sender as well. If `items` raises an error, it is raised after the results of all earlier
+        items.
         """
         made = (self.chunk(topic, [batch]) for batch in self.split_batches(items))
         sent: Chunk | None = None
@@ -258,7 +259,7 @@ class Sender:
                 except Exception as error:  # noqa: BLE001 - raised below, after the earlier results
                     failure = error
                 if sent is not None:
-                    sent.since = time.monotonic()  # encoding the next items does not count
+                    sent.since = time.monotonic()  # without the time for encoding the next items
                     yield self.finish(sent)
                 if failure is not None:
                     raise failure
@@ -267,7 +268,7 @@ class Sender:
                 sent = following
                 sent.since = time.monotonic()
                 self._start(sent)
-                if sent.batches[0][2] is not None:  # it failed, so no other batch follows
+                if sent.batches[0][2] is not None:  # a message failed, so this is the last batch
                     yield self.finish(sent)
                     return
         except BaseException:
@@ -278,13 +279,13 @@ class Sender:
     def chunk(
         self, topic: str, bundle: Sequence[Sequence[Envelope]], since: float | None = None
     ) -> Chunk:
-        """Route the messages of several batches, which are to be written in one transaction.
+        """Route the messages of several batches, which will be written in one transaction.
 
-        Redis is used only to read the partition count of an unknown topic. `since` (seconds,
-        monotonic) is the start of the messages' time limit, by default the current time.
+        Redis is used only to read the partition count of an unknown topic. `since` is the start of
+        the messages' time limit (seconds, monotonic), which defaults to the current time.
         """
         if os.getpid() != self._pid:
-            self.forget()  # by default, uWSGI forks without running Python's fork hooks
+            self.forget()  # by default, uWSGI does not run Python's fork hooks
         check_topic(topic)
         chunk = Chunk(topic) if since is None else Chunk(topic, since=since)
         envelopes, partitions = chunk.envelopes, chunk.partitions
@@ -315,24 +316,27 @@ class Sender:
         return chunk.answer(0)
 
     def attempt(self, chunk: Chunk, ahead: EarlierChunks | None = None) -> None:
-        """Write the waiting messages once. If one finds no room, schedule a retry (`check_at`).
+        """Write the waiting messages once.
 
-        `ahead` contains the earlier chunks of the topic that are waiting for room. If one of their
-        messages waits for a partition, no other message is written to that partition.
+        If one finds no room, set the time of the next try (`check_at`).
+
+        `ahead` contains the earlier chunks of the topic that are waiting for room. As long as one
+        of their messages waits for a partition, no message of this chunk is written to that
+        partition.
         """
         if chunk.deadline is None:
             chunk.deadline = chunk.since + self._backlog_wait
         end = min(time.monotonic(), chunk.deadline) + self._timeout
         free = chunk.waiting
         if ahead is not None:
-            # If the topic has changed, the partitions of the earlier chunks are not known yet.
+            # If the topic has changed, the earlier chunks may wait for other partitions than
+            # before.
             known = ahead.counts <= {chunk.count}
             blocked = ahead.partitions
             free = [at for at in free if known and chunk.partitions[at] not in blocked]
         chunk.is_blocked = not free
         if free:
-            # In each partition, the messages that find no room are the last ones, so the order is
-            # kept.
+            # If a partition has too little room, the last messages find none, so the order is kept.
             found = self._write(chunk.subset(free), end, fixed=ahead is not None)
             chunk.settle(free, found)
         chunk.plan()
@@ -366,9 +370,9 @@ class Sender:
     # --- writing and repeating ---
 
     def _start(self, chunk: Chunk) -> None:
-        """Send a chunk, and leave its reply to `finish`.
+        """Send a chunk now, and read its reply later, in `finish`.
 
-        If this is not possible, write it now.
+        If that is not possible, write it now.
         """
         if chunk.envelopes and self._connection.connected and not self._writer.spread:
             with contextlib.suppress(
@@ -382,7 +386,7 @@ class Sender:
     def _write(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
         """Write a chunk.
 
-        In a cluster, the chunk is split by node, because a single node may be down.
+        In a cluster, split it by node, because a single node may be unavailable.
         """
         if not self._writer.spread:
             return self._repeat(chunk, end, fixed=fixed)
@@ -393,21 +397,23 @@ class Sender:
         results: dict[int, Result] = {}
         for left, numbers in zip(range(len(parts), 0, -1), parts.values(), strict=True):
             now = time.monotonic()
-            share = now + (end - now) / left  # so that a silent node leaves time for the others
+            share = now + (end - now) / left  # a silent node leaves time for the others
             found = self._repeat(chunk.subset(numbers), share, fixed=fixed)
             results |= zip(numbers, found, strict=True)
         return [results[at] for at in range(len(chunk.envelopes))]
 
     def _repeat(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
-        """Write a chunk. Repeat this after each of `PAUSES` if no message can be written twice.
+        """Write a chunk.
 
-        If the server lacks a script that this user may not load, repeat until `end`, because a
-        daemon loads the script soon after the server restarts or fails over.
+        If this fails, try again after each of `PAUSES`, unless it could write twice.
+
+        If the server lacks a script that this user may not load, try until `end`, because a daemon
+        loads the script soon after the server restarts or fails over.
 
         All attempts finish by `end` (seconds, monotonic). An attempt that may be repeated gets half
-        of the remaining time, so that a silent connection does not use all of it.
+        of the remaining time, so that a silent connection does not use up all of it.
         """
-        lost: RedisUnavailableError | None = None  # the error of the first reply that was lost
+        lost: RedisUnavailableError | None = None  # error of the first lost reply
         repeatable = all(map(self._may_repeat, chunk.envelopes))
         for pause in itertools.chain(PAUSES, itertools.repeat(math.inf)):
             replies: list[Any] = []
@@ -440,7 +446,7 @@ class Sender:
     def _count(self, topic: str, end: float) -> int:
         """Return the topic's partition count, cached or from Redis.
 
-        Raises as `Router.count` does.
+        Raises the same errors as `Router.count`.
         """
         known = self._router.cached_count(topic)
         if known is not None:
@@ -448,11 +454,11 @@ class Sender:
         return self._run_exclusively(end, lambda: self._router.count(topic))
 
     def _exchange(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Any]:
-        """Write a chunk in one transaction, and route it again each time the topic changes.
+        """Write a chunk in one transaction. If the topic changes, route it again.
 
         A `fixed` chunk is not routed again, because it could overtake earlier messages that are
         waiting. Returns entry IDs, or the replies of scripts. Raises RedisUnavailableError (its
-        `sent` shows if anything was sent), RedisResponseError, TopicNotFoundError and
+        `sent` shows whether anything was sent), RedisResponseError, TopicNotFoundError and
         RequestRefusedError.
         """
         by_source = False
@@ -470,7 +476,7 @@ class Sender:
                 by_source = True  # the server lacks the script, so nothing was written
                 chunk.commands = self._writer.pack_calls(chunk.calls, by_source=True)
             else:
-                if by_source:  # the next attempt may find the script loaded
+                if by_source:  # the script may be loaded by the next attempt
                     chunk.commands = self._writer.pack_calls(chunk.calls)
                 return _replies_of_messages(chunk, transaction.replies, by_source=by_source)
         text = (
@@ -480,7 +486,7 @@ class Sender:
         raise RedisUnavailableError(text, sent=False)
 
     def _send_and_read(self, chunk: Chunk, end: float) -> publishing.Transaction:
-        """Send a chunk, unless it has already been sent, and read the reply."""
+        """Send a chunk if it was not sent yet, and read the reply."""
 
         def exchange() -> publishing.Transaction:
             transaction = chunk.transaction or self._post(chunk)
@@ -496,7 +502,10 @@ class Sender:
             raise RedisUnavailableError(str(error), sent=True) from error
 
     def _abandon(self, transaction: publishing.Transaction) -> None:
-        """Give up a reply without waiting for it. The connection cannot be used afterwards."""
+        """Give up a reply without waiting for it.
+
+        After this, the connection cannot be used any longer.
+        """
         with contextlib.suppress(RedisUnavailableError):
             self._run_exclusively(
                 time.monotonic() + self._timeout, lambda: self._writer.abandon(transaction)
@@ -511,7 +520,7 @@ class Sender:
     def _prepare(self, chunk: Chunk) -> None:
         """Build the commands that write the messages to their partitions, without using Redis.
 
-        Messages for the same partition share one call, unless each needs its own keys.
+        Messages for the same partition share one call, unless each of them needs keys of its own.
         """
         if envelope_kind(chunk.envelopes[0]) == "plain":
             places: dict[int, list[int]] = {}
@@ -544,7 +553,7 @@ class Sender:
     def _call_head(
         self, topic: str, partition: int, count: int, alone: bool
     ) -> tuple[Call, tuple[str, ...]]:
-        """Return a call that writes to a partition, but without messages, and its command."""
+        """Return a call that writes to a partition, with no messages in it yet, and its command."""
         place = (topic, partition, count, alone)
         found = self._heads.get(place)
         if found is None:
@@ -579,8 +588,9 @@ class Sender:
     def _may_repeat(self, envelope: Envelope) -> bool:
         """Return True if the server recognizes a second write of the same message.
 
-        A write with the same send ID changes nothing while the message is waiting. If the message
-        could be due before the last repetition arrives, only a `dedup_id` makes it safe to repeat.
+        While a delayed send is waiting, a second write with its send ID changes nothing. If it
+        could become due before the last repetition arrives, only a `dedup_id` makes it safe to
+        repeat.
         """
         if isinstance(envelope, bytes):
             return False
@@ -590,7 +600,7 @@ class Sender:
 
 
 def _parse_send_uid(uid: str) -> tuple[str, int, str]:
-    """Return the topic, the partition and the send ID in a delayed send's uid.
+    """Parse a delayed send's uid into the topic, the partition and the send ID.
 
     Raises ValueError.
     """
@@ -628,7 +638,7 @@ def _replies_of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: boo
 
 
 class _NotLoadedError(RedisResponseError):
-    """Raised if the script is not loaded on the server and this Redis user may not load it."""
+    """Raised if the server has not loaded the script, and this Redis user may not load it."""
 
     @property
     def transient(self) -> bool:
@@ -640,7 +650,7 @@ def _is_transient(reply: Any) -> bool:
 
 
 def _explain_refusal(reply: RedisResponseError, by_source: bool) -> RedisResponseError:
-    """Add the remedy to an error about missing permissions. Return other errors unchanged."""
+    """Add the remedy to an error about missing permissions. Other errors are returned unchanged."""
     if publishing.is_unknown_script(reply) or (by_source and publishing.is_eval_forbidden(reply)):
         text = (
             "the script that this message needs is not loaded on the server, and this Redis user"
@@ -660,7 +670,7 @@ def _explain_refusal(reply: RedisResponseError, by_source: bool) -> RedisRespons
 def _result(
     topic: str, partition: int, envelope: Envelope, reply: Any, lost: RedisUnavailableError | None
 ) -> Result:
-    if isinstance(reply, BacklogFullError):  # the write was not attempted
+    if isinstance(reply, BacklogFullError):  # no write was attempted
         return reply
     if isinstance(reply, bytes):
         return Uid(f"{topic}/{partition}/{reply.decode()}")
@@ -695,9 +705,9 @@ def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:
 def _unknown(
     topic: str, missing: RedisUnavailableError, lost: RedisUnavailableError | None
 ) -> RedisUnavailableError:
-    """Return the error of a message without a reply.
+    """Return the error of a message that got no reply.
 
-    Each message gets a new error, because several threads may raise them.
+    Several threads may raise the errors of one transaction, so each message gets its own object.
     """
     if lost is None:
         return RedisUnavailableError(str(missing), sent=False)

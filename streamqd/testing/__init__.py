@@ -6,8 +6,9 @@ message again, as happens after a crash. `Worker` does the same for many message
 the module. `next_ticks` returns the ticks of a schedule. For tests with a server and the real
 daemon, use the pytest plugin, which is described in docs/how-to/test-a-handler.md.
 
-These parts are the real ones: the producer's encoding, `Message`, the decoding of typed payloads,
-all forms of handlers, the time limit, the policy and its delays, dead letters, and process crashes.
+The following parts are the same as in the daemon: the producer's encoding, `Message`, the decoding
+of typed payloads, all forms of handlers, the time limit, the policy and its delays, dead letters,
+and crashes of processes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Crashes a process in the middle of a handler.
+"""Crash a process in the middle of a handler.
 
 `run_and_kill` kills a forked child process. Changes that the handler has made to files, databases
-and servers remain. Its memory is lost, no `finally` runs, and connections are not closed cleanly.
+and servers remain. Its memory is lost, no `finally` block runs, and connections are not closed
+cleanly.
 
-`intercept_exit` is for a handler that kills its own process, which is the process of the tests.
-Python's calls that end a process raise an exception instead, so a `finally` does run.
+`intercept_exit` is for a handler that kills its own process, which would be the process of the
+tests. The functions of Python that end a process raise an exception instead, so `finally` blocks do
+run.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from streamqd.process import Exit
 
 END = "end"
 KILLED = Exit(None, signal.SIGKILL)
-# By default, these signals stop or continue a process, or are ignored, but do not kill it.
+# By default, these signals stop or continue a process, or are ignored. They do not kill it.
 _HARMLESS = frozenset(
     [
         *(0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
@@ -35,7 +37,7 @@ CrashAt = int | Literal["end"]
 
 
 def handler_code(function: Callable[..., object]) -> CodeType:
-    """Return the code whose lines are counted.
+    """Return the code object whose lines are counted.
 
     Raises TypeError if the function is not written in Python.
     """
@@ -51,13 +53,13 @@ def handler_code(function: Callable[..., object]) -> CodeType:
 def run_and_kill(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
     """Run the work in a child that is killed after `crash_at` lines. Return True if it died.
 
-    Returns False if the work finished before that line. If `crash_at` is "end", the child is killed
-    after the work. A child that the work itself kills also counts as dead.
+    Return False if the work finished before that line. If `crash_at` is "end", the child is killed
+    after the work. If the work itself kills the child, this also counts as dying.
     """
     ended, report = os.pipe()
     with warnings.catch_warnings():
-        # Python warns about forking a process that has threads. The child only runs the work and
-        # exits.
+        # Python warns about forks in a process that has threads. This one is safe, because the
+        # child only runs the work and exits.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -84,7 +86,7 @@ def _read_byte(pipe: int) -> bytes:
 
 
 def _run_child(work: Callable[[], object], code: CodeType, crash_at: CrashAt, report: int) -> None:
-    """Run the work in the child, and report over the pipe if it finished alive. Never returns."""
+    """Run the work in the child. If it finishes, report this over the pipe. Never returns."""
     try:
         if isinstance(crash_at, int):
             _count_lines(code, crash_at)
@@ -97,7 +99,7 @@ def _run_child(work: Callable[[], object], code: CodeType, crash_at: CrashAt, re
 
 
 def _count_lines(code: CodeType, left: int) -> None:
-    """Kill this process after this many more lines of the code."""
+    """Kill this process after it has run this many more lines of the code."""
 
     def on_line(_frame: FrameType, event: str, _arg: object) -> Any:
         nonlocal left
@@ -110,7 +112,7 @@ def _count_lines(code: CodeType, left: int) -> None:
     def on_call(frame: FrameType, _event: str, _arg: object) -> Any:
         return on_line if frame.f_code is code else None
 
-    threading.settrace(on_call)  # the event loop runs in another thread
+    threading.settrace(on_call)  # for handlers in the thread of the event loop
     sys.settrace(on_call)
 
 
@@ -121,12 +123,15 @@ class InterceptedExit:
 
 
 class ProcessEndedError(BaseException):
-    """Unwinds the stack of a handler that killed its process. User code should not catch it."""
+    """Unwinds the stack of a handler that tried to kill its process.
+
+    User code should not catch it.
+    """
 
 
 @contextlib.contextmanager
 def intercept_exit(function: Callable[..., object]) -> Iterator[InterceptedExit]:
-    """Record if the function tries to kill this process, and keep the process alive.
+    """Keep this process alive if the function tries to kill it, and record how.
 
     This covers `os._exit`, `os.abort`, and signals that this process sends to itself. A crash in
     native code, or a signal from another process, still kills this process.
@@ -157,7 +162,8 @@ def intercept_exit(function: Callable[..., object]) -> Iterator[InterceptedExit]
         signal.raise_signal: lambda number: exit_of_signal(own, number),
     }
     by_id = {id(each): instead(each, ending) for each, ending in replaced.items()}
-    # The calls are replaced in `os` and `signal`, and in the handler module where it imported them.
+    # The functions are replaced in `os` and `signal`, and in the handler's module if it imported
+    # them.
     imported = getattr(inspect.unwrap(function), "__globals__", {})
     places = [
         (names, name, value)
@@ -180,5 +186,5 @@ def _ends(number: int) -> bool:
         return True
     try:
         return number not in _HARMLESS and signal.getsignal(number) is signal.SIG_DFL
-    except ValueError:  # the real call raises the error for an invalid number
+    except ValueError:  # for an invalid number, the real function raises the error
         return False

@@ -12,17 +12,17 @@ from streamqd.errors import ConfigError
 from streamqd.handlers.options import HandlerOptions
 from streamqd.model import RetryPolicy
 
-TOPIC, GROUP = "test", "test"  # for a function without @handler
+TOPIC, GROUP = "test", "test"  # used for a function without @handler
 
 
 class TestedOptions(HandlerOptions, total=False):
-    """The settings that a test may pass, which are the options of `@handler`, including `retry`."""
+    """The settings that a test may pass: the options of `@handler`, including `retry`."""
 
     retry: RetryPolicy | None
 
 
 def handler_reference(function: Callable[..., object]) -> str:
-    """Return `module:function`, which is the name of the handler in dead letters."""
+    """Return `module:function`, by which dead letters name the handler."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
@@ -32,9 +32,9 @@ def handler_consumer(
 ) -> Consumer:
     """Return the settings of a handler.
 
-    `given` overrides @handler, as a configuration file does. If there are several declarations for
-    `topic` and `group`, where None matches all, the latest one is used. Raises ConfigError with all
-    problems.
+    The options in `given` override those of @handler, as a configuration file does. If there are
+    several declarations for `topic` and `group` (None matches all), the last one is used. Raises
+    ConfigError with all problems.
     """
     reference = handler_reference(function)
     raw: dict[str, Any] = {"topic": topic or TOPIC, "group": group or GROUP}
@@ -46,8 +46,8 @@ def handler_consumer(
     raw |= handlers.plain_options(given.get("retry"), options)
     if raw.get("source") == "dlq":
         raise ConfigError(["source: a handler of dead letters is tested with `streamqd_daemon`"])
-    # The name of a nested function is not valid in a configuration file, so use another name for
-    # the check.
+    # A nested function has a name that is not valid in a configuration file, so the settings are
+    # checked with another name.
     raw["handler"] = "tested:handler"
     [consumer] = config.declare_consumers(config.load(None, environ={}), [raw]).consumers
     return replace(consumer, handler=reference)

@@ -1,6 +1,6 @@
-"""Checks that a second run for the same message changes nothing.
+"""Check that a second run for the same message changes nothing.
 
-Messages are delivered at least once, so handlers must expect to run twice.
+Messages are delivered at least once, so a handler must expect that a message runs twice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def assert_idempotent(
 ) -> None:
     """Run a handler twice for the same message, as happens after a crash before the acknowledgment.
 
-    `observe` returns a value that shows the effects of the handler. The value must be equal after
-    both runs. Effects in memory are lost with the process, so observe a file or a database.
+    `observe` returns a value that shows the effects of the handler, and must return an equal value
+    after both runs. A crash loses the memory of a process, so observe a file or a database instead.
 
     `reset` is a function that undoes all effects. If you pass it, the handler also runs in a
     process that is killed at each of its first 500 steps, and the run after each crash must lead to
@@ -44,7 +44,7 @@ def assert_idempotent(
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         message = worker.message(payload, key=key, headers=headers)
         _check_success(worker.run(message), "the first run")
-        # Copy the value, because the second run may change the same object.
+        # The value is copied, because the second run may change the same object.
         once = copy.deepcopy(observe())
         _check_success(worker.run(message), "the second run")
         _check_same(once, observe(), "the second run")
@@ -54,7 +54,7 @@ def assert_idempotent(
             try:
                 worker.run(message, crash_at=step)
             except ValueError:
-                return  # the handler finished before this step, so all steps were tried
+                return  # finished before this step, so all steps were tried
             what = f"the run after a crash at step {step}"
             _check_success(worker.run(message), what)
             _check_same(once, observe(), what)

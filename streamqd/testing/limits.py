@@ -13,7 +13,7 @@ Interrupt = Callable[[BaseException], None]
 
 
 def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
-    """Raise RuntimeError if `soft_limit` cannot work: signals reach only the main thread."""
+    """Raise RuntimeError if `soft_limit` cannot work, as signals reach only the main thread."""
     here = threading.current_thread() is threading.main_thread()
     if seconds is not None and interrupt is None and not here:
         raise RuntimeError(
@@ -24,9 +24,9 @@ def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
 
 @contextlib.contextmanager
 def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[None]:
-    """Interrupt the block with SoftTimeout after `seconds`. None means no limit.
+    """Interrupt the block with SoftTimeout after `seconds`. None means that there is no limit.
 
-    `interrupt` raises the exception in a coroutine. If it is None, a SIGUSR1 handler raises the
+    `interrupt` raises the exception in a coroutine. If it is None, a handler of SIGUSR1 raises the
     exception in the main thread.
     """
     if seconds is None:
@@ -47,7 +47,7 @@ def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[N
     def on_signal(_number: int, _frame: object) -> None:
         nonlocal inside
         if inside:
-            inside = False  # an exception at the start of `finally` skips the reset there
+            inside = False  # an exception at the start of `finally` would skip the reset there
             raise error
 
     main = threading.get_ident()

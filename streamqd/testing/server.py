@@ -18,15 +18,15 @@ from typing import Any
 from streamqd.embedded import EmbeddedServer
 
 START_SECONDS = 30.0
-END_SECONDS = 15.0  # seconds that a daemon or a server has to exit after the signal
-LOG_LINES = 40  # limit of last lines in the error of a failed daemon
+END_SECONDS = 15.0  # seconds that a daemon or a server has to exit after a signal
+LOG_LINES = 40  # last lines of the log that the error about a failed daemon shows
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The files of a daemon that has handled all messages and exited.
 
-    `streamqd_daemon` returns it.
+    `streamqd_daemon` returns an instance.
     """
 
     __module__ = "streamqd.testing"
@@ -49,7 +49,7 @@ def embedded_server() -> Iterator[str]:
 
     Raises ConfigError if no server program is installed.
     """
-    # Paths below pytest's own directory can be too long for a socket.
+    # Paths below pytest's own directory can be too long for a Unix socket.
     folder = Path(tempfile.mkdtemp(prefix="streamqd-"))
     server = EmbeddedServer(folder)
     try:
@@ -74,7 +74,7 @@ def settle(
     if not isinstance(config, Path):
         path.write_text(config or "")
     environment = os.environ | {
-        # The daemon must import handlers from the same places as the tests.
+        # The daemon must be able to import handlers from the same places as the tests.
         "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path),
         "STREAMQ_REDIS__URL": url,
         "STREAMQ_DAEMON__STATE_DIR": str(folder / "state"),

@@ -1,4 +1,4 @@
-"""Functions that create a Worker and run one message or batch in a single call."""
+"""Functions that create a Worker and run one message or one batch in a single call."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ def next_ticks(
     """Return the first `count` ticks of a schedule at or after `start`, in its time zone.
 
     Pass a handler with `@schedule`, the options of a schedule, or both. If the handler has several
-    schedules, also pass the `name` of one of them. Options override `@schedule`. The list is
-    shorter if the schedule has fewer ticks. Like the `x-scheduled-for` header, ticks do not include
-    jitter. Raises ValueError if `start` has no time zone, and ConfigError if the schedule is
-    invalid.
+    schedules, also pass the `name` of one of them. Options override those of `@schedule`. If the
+    schedule has fewer ticks, the list is shorter. Ticks do not include jitter, just like the header
+    `x-scheduled-for`. Raises ValueError if `start` has no time zone, and ConfigError if the
+    schedule is invalid.
     """
     if start.tzinfo is None:
         raise ValueError(f"start {start} has no time zone; pass tzinfo=UTC, or another zone")

@@ -46,7 +46,7 @@ class Worker:
 
     The other keyword arguments are options of `@handler`, and override those of the decorator. If
     the handler has several declarations, `topic` and `group` select one of them. If you pass a
-    `state_dir`, the `on_start` and `on_stop` hooks of the handler's module also run. Raises
+    `state_dir`, the `on_start` and `on_stop` hooks of the handler's module run as well. Raises
     ConfigError or HandlerLoadError if the daemon could not start with this handler.
     """
 
@@ -72,7 +72,7 @@ class Worker:
         self._delivery = Delivery(assignment, INSTANCE, EPOCH)
         self._hooks: Hooks | None = None
         self._entries = 0
-        self._now_unix_ms = int(time.time() * 1000)  # fixed time, to which `run_to_end` adds delays
+        self._now_unix_ms = int(time.time() * 1000)  # fixed; `run_to_end` adds delays to it
 
     def __enter__(self) -> Self:
         with crashes.intercept_exit(self.handler):
@@ -103,9 +103,9 @@ class Worker:
     ) -> Message:
         """Return a message as a producer would send it. `payload` may be an Outgoing.
 
-        The message is as old as if it was first written `age` seconds ago. `attempt` is the number
-        of its next run, as if all earlier runs had failed. If the message is invalid, the same
-        errors as in `Producer.send` are raised.
+        `age` is the number of seconds since the message was first written, and `attempt` is the
+        number of its next run, as if all earlier runs had failed. For an invalid message, the same
+        errors are raised as by `Producer.send`.
         """
         if not isinstance(payload, Outgoing):
             payload = Outgoing(payload, key, headers, expires=expires)
@@ -120,11 +120,11 @@ class Worker:
 
         `crashes` is the number of earlier crashes that were counted against the message. If you
         pass `crash_at`, the handler runs in a child process that is killed at this step. A step is
-        one executed line of the handler, counted from 0. "end" kills the child after the handler.
-        Raises ValueError if the handler has fewer steps.
+        one executed line of the handler, counted from 0. "end" kills the child after the handler
+        has finished. Raises ValueError if the handler has fewer steps.
 
-        A handler that calls `os._exit` or `os.abort`, or sends a fatal signal to its own process,
-        counts as crashed. The test process continues.
+        If a handler calls `os._exit` or `os.abort`, or sends a fatal signal to its own process,
+        this counts as a crash, but the test process continues.
         """
         return self._run([message], crashes, crash_at, self._now)[0]
 
@@ -149,8 +149,8 @@ class Worker:
         """Run the handler until the message is acknowledged or dead-lettered, without waiting.
 
         `crash_at` applies only to the first run. If `duplicate` is True, the message runs once more
-        after it was acknowledged. `jitter`, from 0 to 1, replaces the random part of each delay: 0
-        is the shortest delay, and 1 the longest. Raises AssertionError if the message is neither
+        after it was acknowledged. `jitter` replaces the random part of each delay: 0 selects the
+        shortest delay, and 1 the longest. Raises AssertionError if the message is neither
         acknowledged nor dead-lettered within `runs_max` runs.
         """
         story: list[Run] = []
@@ -178,7 +178,7 @@ class Worker:
     def _run(
         self, batch: list[Message], crashes: int, crash_at: CrashAt | None, now: float
     ) -> list[Run]:
-        """Run the handler once, and decide on the messages. `now` is the time in unix seconds."""
+        """Run the handler once, and decide on each message. `now` is the time in Unix seconds."""
         wanted = [each for each in batch if each.expires_at is None or now < each.expires_at]
         found = {each: self._make_run(each, "expired", crashes, now) for each in batch}
         charged = crashes + max(each.crash_count for each in batch)
@@ -207,7 +207,7 @@ class Worker:
                 with soft_limit(self._consumer.timeout, hooks.interrupt):
                     end = hooks.function(self._argument(batch))
             except KeyboardInterrupt:
-                raise  # it is meant for the tests, and not for the handler
+                raise  # meant for the tests, and not for the handler
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                 end = raised
         if death.exit is not None:
@@ -281,7 +281,7 @@ class Worker:
     ) -> Run:
         """Return the result of a crash, after which the message runs again or is dead-lettered.
 
-        `charged` is the number of crashes since the message was last written.
+        `charged` is the number of crashes counted against the message since it was last written.
         """
         crashes = message.crash_count + charged
         dead = settlement.before_run(crashes, self._consumer.policy)
@@ -321,7 +321,7 @@ class Worker:
         return Run(message, message.attempt, crashes, verdict, at=at, **more)
 
     def _requeue(self, message: Message, retries: int, crashes: int) -> Message:
-        """Return the message in the form in which it is stored in the retry stream."""
+        """Return the message as it would be stored in the retry stream."""
         carried = dead_letters.bookkeeping_fields(message, retries=retries, crashes=crashes)
         flat = [part for pair in (message.fields | carried).items() for part in pair]
         return Message(self._delivery, self._new_id(0.0), flat, retried=True)
