@@ -3,9 +3,9 @@
 The order of the steps makes it safe to interrupt and repeat the deletion:
 
 1. Remove the partition count. From then on, the topic does not exist for producers and daemons, and
-  it cannot be created. The old count is stored for the following steps.
+   it cannot be created. The old count is stored for the following steps.
 2. Delete the keys of the partitions in bounded batches: first the keys with known names, then those
-  that a scan finds by their hash tags.
+   that a scan finds by their hash tags.
 3. Remove the names of its schedules from the index of schedules.
 4. Remove its name from the registry, and then delete the key that records the deletion.
 

@@ -117,9 +117,9 @@ class BufferedProducer:
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
     2. The thread waits for `linger` after the first message, or until `max_batch` messages wait.
     3. It writes the buffered messages, in one or more transactions per topic, and sets the uids of
-      their receipts.
+       their receipts.
     4. `flush` waits until all earlier messages are written. `close` and the end of a `with` block
-      also flush.
+       also flush.
 
     The buffer holds up to `max_messages` messages, with `max_bytes` in total. When it is full,
     `send` waits up to `block` for room, and then raises BufferFullError. With `block=0`, it raises

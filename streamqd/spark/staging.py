@@ -3,7 +3,7 @@
 1. In each attempt of a task, a `Stage` writes the rows to streams next to their partitions.
 2. The driver gets a `Staged` from each task, and passes all of them to `Publisher.commit`.
 3. The commit decides which attempts form the batch, and this decision is never changed. It then
-  moves their rows until all of them are in the topic, and removes the rows of other attempts.
+   moves their rows until all of them are in the topic, and removes the rows of other attempts.
 
 If a process dies along the way, Spark repeats the batch, and the commit continues where it stopped
 (decision 0024).

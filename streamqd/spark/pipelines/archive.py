@@ -77,10 +77,10 @@ class Archiver:
     steps:
 
     1. Report to Redis which entries are already committed, because a previous run may have been
-      killed before it did so. Streams that were recreated are left out.
+       killed before it did so. Streams that were recreated are left out.
     2. Archive all entries that exist at the start, batch by batch. For each batch, Spark's tasks
-      write the files, a commit adds them to the table, and the archived position is reported to
-      Redis.
+       write the files, a commit adds them to the table, and the archived position is reported to
+       Redis.
     3. Merge small files, and delete files that no reader needs any longer.
     4. Archive dead letters, without Spark.
     5. If the configuration has a schema, parse the payloads.

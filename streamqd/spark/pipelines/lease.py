@@ -27,12 +27,12 @@ class PipelineLease:
     """The lease of one pipeline on one topic, which is held for the duration of a `with` block.
 
     1. When the block is entered, the lease is acquired. If another run holds it, this raises
-      RequestRefusedError, whose message names the holder.
+       RequestRefusedError, whose message names the holder.
     2. Inside the block, a thread renews the lease. If the lease is lost, `check` raises
-      RedisUnavailableError.
+       RedisUnavailableError.
     3. When the block exits, the lease is released. If the process is killed, the lease expires. The
-      next run on the same host does not wait for that, because it detects that the process has
-      exited.
+       next run on the same host does not wait for that, because it detects that the process has
+       exited.
     """
 
     def __init__(
