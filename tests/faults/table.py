@@ -43,7 +43,8 @@ _WITHOUT_TLS = {"valkey": _NO_TLS, "redis62": _NO_TLS}
 ROWS = (
     Row(
         "F1",
-        "A worker dies in the middle of a message: a segmentation fault, kill -9, `os._exit`.",
+        "A worker dies in the middle of a message, through a segmentation fault, kill -9 or"
+        " `os._exit`.",
         "Only the running message is charged with a crash. Before the supervisor forks the next"
         " worker, it replaces the token in the fence, the Redis hash that identifies the owner."
         " Redis therefore rejects calls of the dead worker that arrive late. The other messages"
@@ -55,11 +56,11 @@ ROWS = (
         "The supervisor reads from shared memory that the message is finished. It acknowledges"
         " the message in the same step that replaces the token in the fence, so the message does"
         " not run again.",
-        no_speed="as F1, because the process is replaced in the same way",
+        no_speed="the same as F1, because the process is replaced in the same way",
     ),
     Row(
         "F3",
-        "A worker dies at each start: while it imports code or opens its connections.",
+        "A worker dies at each start, while it imports code or opens its connections.",
         "No message is charged, because none was running. The supervisor waits longer before each"
         " restart, and reports a crash loop after several failed starts. From then on, it"
         " releases the lease once per cool-down, so that another instance can try. Rebalancing"
@@ -72,7 +73,7 @@ ROWS = (
         "When the hard limit expires, the supervisor kills the worker and all its child"
         " processes. It charges only the message whose run exceeded the limit, and records the"
         " limit as the cause of the crash.",
-        no_speed="as F1, from the kill at the hard limit",
+        no_speed="the same as F1, from the kill at the hard limit",
     ),
     Row(
         "F5",
@@ -80,7 +81,7 @@ ROWS = (
         "The out-of-memory killer chooses a worker instead of the supervisor. The supervisor"
         " starts a new process for the partition, and records the kernel as the cause of the"
         " crash.",
-        no_speed="as F1",
+        no_speed="the same as F1",
     ),
     Row(
         "F6",
@@ -119,9 +120,9 @@ ROWS = (
         "The clock of the server jumps by an hour, forward or back.",
         "No message is lost, and IDs and epochs keep increasing, because safety does not depend"
         " on the clock. After a jump forward, all leases have expired at once, so partitions can"
-        " change their owner and a running message can run again. There is no other cause of"
-        " repetitions. Retries are due by the server's clock alone, and `streamqd doctor` reports"
-        " the difference from the host's clock.",
+        " change their owner and a running message can run again. Nothing else causes a message to"
+        " run again. Only the server's clock determines when a retry is due, and `streamqd doctor`"
+        " reports how much this clock differs from the host's clock.",
         not_on={
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
             " its clock cannot be set. Only the doctor's part is tested there."
@@ -144,7 +145,7 @@ ROWS = (
         " its pending entries to find the messages that it did not receive. If the reply to a"
         " send is lost, the producer raises an error for an unknown outcome, unless a dedup ID"
         " allows it to repeat the send.",
-        no_speed="as F13, because the call is repeated on a new connection",
+        no_speed="the same as F13, because the call is repeated on a new connection",
     ),
     Row(
         "F13",
@@ -156,9 +157,9 @@ ROWS = (
     Row(
         "F14",
         "The server restarts without the last writes of its append-only file.",
-        "Messages whose acknowledgments were in the lost part of the file run again, and no other"
-        " message does. Only messages that were sent in the lost part are missing. The instances"
-        " acquire their partitions again, with new epochs.",
+        "If the acknowledgment of a message was in the lost part of the file, the message runs"
+        " again. No other message runs again, and the only missing messages are those whose sends"
+        " were in the lost part. The instances acquire their partitions again, with new epochs.",
     ),
     Row(
         "F15",
@@ -176,11 +177,11 @@ ROWS = (
         " commands at the moment. The process that receives it waits and tries again, with"
         " growing and randomized pauses. Workers trust their leases until the usual deadline, and"
         " no message is charged.",
-        no_speed="as F9, from the time when the server accepts commands again",
+        no_speed="the same as F9, from the time when the server accepts commands again",
     ),
     Row(
         "F17",
-        "READONLY: a master became a replica, and the connection to it is still open.",
+        "A master became a replica and answers READONLY, and the connection to it is still open.",
         "The client treats READONLY as a sign of a failover. It closes the connection and asks"
         " Sentinel for the new master, on which the instance acquires its leases again.",
         no_speed="not measured, because it depends on Sentinel",
@@ -204,7 +205,7 @@ ROWS = (
     ),
     Row(
         "F20",
-        "NOSCRIPT: the server no longer has the scripts.",
+        "The server no longer has the scripts, and answers NOSCRIPT.",
         "The client repeats the call once. This time, it sends the source of the script instead"
         " of the hash, with the same arguments.",
     ),
@@ -224,7 +225,7 @@ ROWS = (
         "Workers do not read any new messages. They finish the running ones, and repeat the"
         " acknowledgments until the server accepts them. After that, work continues, and no"
         " message runs twice.",
-        no_speed="as F9, from the time when writes are accepted again",
+        no_speed="the same as F9, from the time when writes are accepted again",
     ),
     Row(
         "F23",
@@ -236,7 +237,7 @@ ROWS = (
     ),
     Row(
         "F24",
-        "Slots of a cluster move: MOVED, ASK, TRYAGAIN.",
+        "Slots of a cluster move, so that nodes answer MOVED, ASK or TRYAGAIN.",
         "Calls follow the redirection to the new node of the slot, or wait until the slot has"
         " moved, even if this takes longer than a lease. No message is lost, and none runs twice.",
         no_speed="not measured, because it depends on how long the slots move",
@@ -254,9 +255,9 @@ ROWS = (
         "F26",
         "An operator deletes a group (`XGROUP DESTROY`), moves its position, or deletes its"
         " consumer under load.",
-        "If a Redis client destroys a group, streamqd creates it again, lets it continue without"
-        " skipping unread messages, and no process crashes. The corresponding streamqd commands"
-        " refuse to act as long as a partition has an owner or pending entries.",
+        "If a Redis client destroys a group, streamqd creates it again and lets it continue"
+        " without skipping unread messages. No process crashes. The corresponding streamqd"
+        " commands refuse to act as long as a partition has an owner or pending entries.",
         no_speed="not measured, because it depends on the command",
     ),
     Row(
@@ -345,16 +346,16 @@ ROWS = (
         "Processes try to connect again, after longer and longer pauses. If a certificate has"
         " expired, the error names it. A reload reads replaced certificates.",
         not_on=_WITHOUT_TLS,
-        no_speed="as F11, from the time when the name or the certificate is right",
+        no_speed="the same as F11, from the time when the name or the certificate is right",
     ),
     Row(
         "F37",
         "A process started by a handler survives the kill of its worker.",
         "The supervisor kills the worker together with its process group, which contains the"
         " processes that the handler started. If a process has left the group, the supervisor"
-        " adopts it, so that it does not remain as a zombie, and it exits with the service. The"
-        " supervisor never kills its own process group by mistake.",
-        no_speed="as F1",
+        " adopts it, so that it does not remain as a zombie and is stopped together with the"
+        " service. The supervisor never kills its own process group by mistake.",
+        no_speed="the same as F1",
     ),
     Row(
         "F38",
