@@ -31,9 +31,9 @@ def adopt(
 
 
 class Adopted(NamedTuple):
-    """The number of entries taken over from one page, and where the next page starts.
+    """The number of entries taken over from one page, and the cursor of the next page.
 
-    After the last page, `cursor` is `BEGIN`.
+    After the last page, `cursor` is `BEGIN` again.
     """
 
     cursor: str

@@ -1,4 +1,4 @@
-"""Script calls of archive pipelines, which record their progress and lease a topic to one run.
+"""Script calls that record the progress of archive pipelines, and lease a topic to one run.
 
 Only `streamqd.spark.pipelines` uses these calls. The archive itself is stored in Delta tables.
 """
@@ -13,8 +13,8 @@ from streamqd.store.scripts import Call
 def advance(keys: Keys, topic: str, partition: int, entry_id: str, *, dead: bool = False) -> Call:
     """Record that a partition is archived up to and including the entry with this ID.
 
-    If `dead` is True, the ID is that of a dead letter, and the call records how far the dead
-    letters are archived.
+    If `dead` is True, the ID is that of a dead letter, and the call records the progress of the
+    partition's dead letters instead.
     """
     return scripts.build_call("archive_advance", keys, (topic, partition), id=entry_id, dead=dead)
 
@@ -24,8 +24,8 @@ def acquire_lease(
 ) -> Call:
     """Acquire the lease of a pipeline on a topic for `ttl` seconds.
 
-    If the process of an earlier run has exited, pass the token of that run as `dead_token`. Its
-    lease then counts as free.
+    If the process of an earlier run has exited, pass the token of that run as `dead_token`, so that
+    its lease can be taken over before it expires.
     """
     return scripts.get("pipeline_lease_acquire").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl), dead=dead_token

@@ -38,9 +38,10 @@ def connect(
 ) -> Connection:
     """Return a connection for the configured URL without opening it.
 
-    `ConnectionOptions` describes the arguments. If `key` is given, the connection uses only the
-    cluster node that serves this key. Pass a key for WATCH, subscriptions and blocking reads,
-    because these are bound to one socket. Raises ConfigError if the URL is invalid.
+    See `ConnectionOptions` for `timeout`, `name`, `lookup` and `probe_after`. On a cluster, a
+    connection with a `key` uses only the node that serves this key. WATCH, subscriptions and
+    blocking reads need such a connection, because they are bound to one socket. Raises ConfigError
+    if the URL is invalid.
     """
     where, options = (
         parse_topology(settings),
@@ -94,7 +95,11 @@ class Connection:
         return self._route.exchange_each(commands) if commands else []
 
     def run(self, call: Call) -> Reply:
-        """Run a script. Raises RedisResponseError, RedisUnavailableError, ContractError."""
+        """Run a script and return its reply.
+
+        If the server has not loaded the script yet, the call is sent again with its source. Raises
+        RedisResponseError, RedisUnavailableError, or ContractError if the reply is invalid.
+        """
         raw = self._route.exchange((scripts.command(call),))[0]
         if _unknown_script(raw):
             raw = self._route.exchange((scripts.command(call, by_source=True),))[0]
@@ -103,11 +108,12 @@ class Connection:
         return scripts.reply(call, raw)
 
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
-        """Run scripts whose calls are sent in one write, and return their replies in call order.
+        """Send all script calls in one write, and return their replies in the same order.
 
-        Do not rely on the order of execution. If the server has not loaded a script yet (NOSCRIPT),
-        that call is sent again with its source, and therefore runs after the other calls. Raises
-        RedisUnavailableError, ContractError.
+        The scripts may run in another order, because a call whose script the server has not loaded
+        yet (NOSCRIPT) is sent again with its source after the others have run. If a script fails,
+        its reply is a RedisResponseError. Raises RedisUnavailableError if a reply is missing, and
+        ContractError if one is invalid.
         """
         answers: list[Reply | RedisResponseError | ContractError] = require_all(
             self.run_each(calls)
@@ -235,7 +241,7 @@ def _unknown_script(raw: Any) -> bool:
 class ServerFacts:
     """The properties of a server that are checked at startup.
 
-    `time` is the time of the server's clock in unix seconds.
+    `time` is the time in unix seconds on the server's clock when the properties were read.
     """
 
     product: str  # redis | valkey

@@ -24,8 +24,8 @@ from streamqd.store.slots import SlotMap, key_slot, parse_redirect, routing_key
 if TYPE_CHECKING:
     from streamqd.config.topology import Address
 
-# Maximum number of redirects of a command in one exchange. If there are more, the nodes disagree
-# about which of them serves the slot, so the command is given up.
+# How often a command is redirected in one exchange before the route gives up on it. More redirects
+# than this mean that the nodes disagree about which of them serves the slot.
 REDIRECTS_MAX = 4
 _MAP_REFRESH_SECONDS = 0.2  # shortest time between two reads of the slot map
 
@@ -122,8 +122,8 @@ class Cluster:
         return replies
 
     def masters(self) -> list[Node]:
-        # Read the map again. It may be outdated, because a redirect reveals a new or replaced node
-        # only when a command uses one of its slots.
+        # Read the map again, because it may be outdated. The route learns about a new or replaced
+        # master only when that node's slots are used and a command is redirected.
         check_process(self._pid, self._options.name)
         self._stale = True
         self._read_slot_map()
@@ -217,7 +217,7 @@ class Cluster:
         self._exchange(loads, deadline)
 
     def _exchange(self, loads: dict[Address, _NodeBatch], deadline: float) -> None:
-        """Write to all nodes, and then read from all, starting with those likely to answer."""
+        """Write to all nodes and then read from all, starting with those most likely to answer."""
         order = sorted(loads, key=lambda at: (not self._node(at).connected, at in self._silent))
         posted: list[Address] = []
         try:
@@ -229,8 +229,8 @@ class Cluster:
                     continue
                 end = max(deadline, now + LEAST_SECONDS)
                 if self._end < NEVER:
-                    # Use only half of the time, so that some is left for the other nodes if this
-                    # one hangs.
+                    # Connecting to a node may use only half of the remaining time, so that some is
+                    # left for the other nodes if this one hangs.
                     end = self._end if node.connected else now + (self._end - now) / 2
                 node.set_deadline(end)
                 try:

@@ -51,9 +51,9 @@ def replay(
 def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: str) -> Call:
     """Record that a dead letter is moving to `target`, which is in another slot.
 
-    A move consists of three calls, because one script cannot use the keys of two slots. After this
-    call, `deliver` writes the message in the slot of the target, and `purge` deletes the dead
-    letter here. If `target` is '', the mark of an earlier call is removed.
+    A move takes three calls, because one script cannot use the keys of two slots: `mark` records
+    the target, `deliver` writes the message there, and `purge` deletes the dead letter. To undo an
+    earlier `mark`, pass '' as `target`.
     """
     place = topic, partition
     return scripts.build_call(
@@ -87,8 +87,8 @@ def deliver(
     """Write a message that was a dead letter in another slot.
 
     If `group` is given, only that group receives the message. If it is None, all groups receive it.
-    `name` is used as a deduplication ID, so a second call within `window` seconds does not write
-    the message again.
+    `name` is used as a deduplication ID, so that a repeated call within `window` seconds does not
+    write the message again.
     """
     if group == "" or not fields or 2 * len(fields) > DELIVER_MAX:
         raise ContractError(f"dead_deliver: group {group!r}, {len(fields)} fields")
@@ -107,9 +107,9 @@ def deliver(
 class PurgeReply(NamedTuple):
     """The result of deleting dead letters.
 
-    `removed` is the number of deleted dead letters, and `unarchived` the number of requested ones
-    that were kept because they are not archived yet. If `more` is True, `purge_before` reached its
-    limit, so further dead letters may be old enough.
+    `removed` is the number of deleted dead letters. `unarchived` is the number of dead letters that
+    `purge` was asked to delete, but kept because they are not archived yet. If `more` is True,
+    `purge_before` has reached its limit, and may find further dead letters when it is called again.
     """
 
     removed: int

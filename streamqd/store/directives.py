@@ -56,7 +56,8 @@ class Scope(NamedTuple):
 class Directive(NamedTuple):
     """The time and author of a directive, and the reason for it.
 
-    `to` is the target instance of a move. For any other directive, it is ''.
+    `to` is the instance to which a move directive moves its assignment. For any other directive, it
+    is ''.
     """
 
     at_unix_ms: int
@@ -107,9 +108,9 @@ class Directives:
 
 
 def read(flat: Sequence[bytes]) -> Directives:
-    """Parse the hash, which is given as a list of alternating names and values.
+    """Parse all directives of a fleet from a list of alternating field names and values.
 
-    Invalid fields are added to `unreadable`.
+    Fields that cannot be parsed are collected in `unreadable`.
     """
     found = Directives()
     rebalance: Directive | None = None
@@ -202,7 +203,8 @@ def change(
 ) -> Call:
     """Write the directive `name`, and remove the directives in `remove`, in one step.
 
-    If `name` is '', the call only removes directives. A reason longer than WHY_MAX is cut off.
+    If `name` is '', the call only removes directives. The reason `why` is cut off after WHY_MAX
+    characters.
     """
     if len(remove) > 2 * DIRECTIVES_MAX:
         raise ContractError(f"control_change: {len(remove)} directives in one call")

@@ -35,7 +35,7 @@ _HELLO = pack(("HELLO", "2"))
 class TopologyDiscovery:
     """Asks the known nodes in turn until one answers, and remembers which one to ask first.
 
-    A discovery takes no longer than `connect_timeout` or `timeout` seconds, whichever is shorter.
+    One search takes no longer than `connect_timeout` or `timeout` seconds, whichever is shorter.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class TopologyDiscovery:
     ) -> None:
         """Prepare a discovery without asking any node yet.
 
-        `endpoint` is a function that returns the endpoint of a node. It is an argument because
-        sentinels and data servers have different logins.
+        `endpoint` returns the endpoint of the node at an address. It is `sentinel_at` for
+        sentinels and `endpoint_at` for data servers, because these have different logins.
         """
         self.settings = options.settings
         self.where = where
@@ -69,10 +69,10 @@ class TopologyDiscovery:
             self._order = [*(each for each in self._order if each != address), address]
 
     def add(self, addresses: Sequence[Address]) -> None:
-        """Ask these nodes from now on, in addition to the configured ones.
+        """From now on, ask only these nodes and the configured ones.
 
-        All other nodes are forgotten. Nodes that were already known keep their place in the order,
-        and new ones are added at the end.
+        Nodes that were already known keep their place in the order, and new ones are added at the
+        end.
         """
         kept = {*addresses, *self.where.addresses}
         new = [each for each in addresses if each not in self._order]
@@ -83,10 +83,10 @@ class TopologyDiscovery:
     ) -> _T:
         """Send a command to one node after another until one gives a usable answer.
 
-        `read` receives each reply and the address of the node. If it returns None, the node could
-        not answer the question, and the next node is asked. Any other result ends the search and is
-        returned. No node is asked after `end` (monotonic). Raises RedisUnavailableError with
-        `sent=False` if there is no usable answer.
+        `read` is called with each reply and the address of the node that sent it. If it returns
+        None, this node does not know the answer, so the next one is asked. Any other result is
+        returned to the caller. No node is asked after `end` (monotonic). Raises
+        RedisUnavailableError with `sent=False` if there is no usable answer.
         """
         failures: list[str] = []
         for address, seconds in self._time_slices(end):
@@ -128,9 +128,9 @@ class TopologyDiscovery:
 
 
 def master_finder(discovery: TopologyDiscovery) -> Finder:
-    """Return a finder that asks the sentinels for the master.
+    """Return a finder that asks the sentinels for the address of the master.
 
-    The node is used only if it confirms that it is a master.
+    The server at this address is used only if it reports that it is a master itself.
     """
     settings, where = discovery.settings, discovery.where
 
@@ -145,8 +145,8 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
         str(where),
         find,
         verify=_verify_master,
-        # If a master has lost its replicas, the sentinels may already have replaced it. Ask them
-        # again then.
+        # If a master rejects writes because it has lost its replicas, the sentinels may already
+        # have replaced it, so ask them again.
         not_executed=NOT_EXECUTED | {RefusalKind.NO_REPLICAS},
         connect_seconds=settings.connect_timeout,
     )
@@ -196,9 +196,9 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
 
 
 def read_slot_map(discovery: TopologyDiscovery, end: float) -> SlotMap:
-    """Read the cluster's slot map by `end` (monotonic).
+    """Read the cluster's slot map from any node that answers before `end` (monotonic).
 
-    Raises RedisUnavailableError with `sent=False`.
+    Raises RedisUnavailableError with `sent=False` if there is none.
     """
 
     def read(reply: Any, asked: Address) -> SlotMap | None:

@@ -4,10 +4,11 @@
     MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole if the fence changed
     WATCH fence; HGET fence token                       prepares the next round
 
-A round is therefore executed only if the worker still owns the assignment: the HGET has returned
-the worker's token, and EXEC does nothing if the fence has changed since the WATCH before it. A
-script that compares the token first would give the same guarantee, but a native read is cheaper. To
-save time, bytes pass directly between the socket and hiredis, without intermediate objects.
+A round is executed only while the worker owns the assignment. The HGET of the previous round must
+have returned the worker's token, and EXEC does nothing if the fence has changed since the WATCH of
+that round. A script that compares the token first would give the same guarantee, but a native read
+is cheaper. To save time, bytes pass directly between the socket and hiredis, without intermediate
+objects.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ _EXEC = _pack("EXEC")
 class FetchResult(NamedTuple):
     """The result of one round.
 
-    `executed` is False if EXEC was refused, either because the fence had changed or because a
-    command was rejected. Nothing was acknowledged then. `owned` is True if the fence still contains
-    the worker's token. If the server answered with an error, `error` is its code, such as NOGROUP.
+    `executed` is False if EXEC was refused, either because the fence had changed or because the
+    server rejected a command. In that case, nothing was acknowledged or read. `owned` is True if
+    the fence still contains the worker's token. `error` is the code of the server's error, such as
+    NOGROUP, or '' if there was none.
 
-    `received` is the number of bytes received, including the reply to the long poll, so it is never
-    less than the size of the entries. `reported` holds the IDs that the long poll found, first in
-    the retry stream and then in the partition. Each is b"" if it found nothing.
+    `received` is the size of all replies in bytes, including that of the long poll, so the entries
+    are never larger than this. `reported` holds the IDs that the long poll found, first in the
+    retry stream and then in the partition. Each is b"" if it found nothing.
     """
 
     executed: bool
@@ -64,7 +66,7 @@ class FetchResult(NamedTuple):
 class Fetcher:
     """A reader of one assignment on one connection, fenced by the worker's token.
 
-    Call `watch` after each new connection, before the first round.
+    Whenever a new connection was opened, call `watch` before the first round.
     """
 
     def __init__(self, link: Connection, keys: Keys, lease: Lease) -> None:

@@ -1,8 +1,8 @@
 """Script calls that set the position of a group on a partition, or remove the group.
 
-The administration uses these calls. Each call applies to one partition and removes only a limited
-number of entries from the group's pending list, so that the server is not blocked for long. If the
-reply is MORE, repeat the call with the same token.
+The administration uses these calls. To avoid blocking the server for long, each call removes only a
+limited number of entries from the group's pending list. If the reply is MORE, repeat the call with
+the same token.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ def reset(
 ) -> Call:
     """Move the group to the position after the entry `after`.
 
-    If `after` is '', the group moves to the end of the partition.
+    If `after` is '', the group moves to the end of the partition. If `drop_retries` is True, the
+    group's retries are removed too.
 
-    If `force` is True, the group is reset even if it has an owner. The owner then loses the
-    assignment, unless it is the instance `keeper`. `token` must be new, except when the call is
-    repeated.
+    If the group has an owner, the call is refused unless `force` is True. The owner then loses the
+    assignment, unless its name is `keeper`. Pass a new random `token`, and the same one when you
+    repeat the call.
     """
     return scripts.build_call(
         "group_reset",
@@ -57,7 +58,8 @@ def reset(
 class ResetResult(NamedTuple):
     """The positions before and after a reset, and the numbers of removed entries.
 
-    `retried` is the number of entries removed from the retry stream, including settled ones.
+    `retried` is the number of entries removed from the group's retry stream. It includes entries
+    that were already settled but not trimmed yet.
     """
 
     before: str
@@ -73,7 +75,7 @@ class ResetResult(NamedTuple):
         return cls(before.decode(), after.decode(), *map(int, counts))
 
     def following(self, part: ResetResult) -> ResetResult:
-        """Return the combined result of this call and the previous one, `part`."""
+        """Return the total of this result and `part`, the result of the calls before it."""
         return self._replace(before=part.before, pending=part.pending + self.pending)
 
 
@@ -88,8 +90,8 @@ def delete(
 ) -> Call:
     """Remove the group and all its state from the partition.
 
-    Unless `force` is True, the call is refused if the group has an owner or unsettled entries.
-    `token` must be new, except when the call is repeated.
+    If the group has an owner or unsettled entries, the call is refused unless `force` is True. Pass
+    a new random `token`, and the same one when you repeat the call.
     """
     return scripts.build_call(
         "group_delete",

@@ -1,7 +1,8 @@
 """Script calls that record the phases in which a topic grows to more partitions.
 
-Only `streamqd.admin.growth` uses them. The calls change only the topic's meta key. Between them,
-the caller prepares the partitions themselves.
+A growth has the phases `begin`, `switch`, `mark` and `end`. Only `streamqd.admin.growth` uses these
+calls, which change the topic's metadata. Between them, the caller prepares the partitions
+themselves.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ STARTED, SWITCHED, MARKED = "started", "switched", "marked"
 
 
 class Growth(NamedTuple):
-    """A growth in progress, as `begin` returns it.
+    """A growth in progress, as the reply to `begin` describes it.
 
-    `barriers` is empty until `mark` is called. After that, it holds the last ID of each old
-    partition.
+    `before` is the previous partition count. `barriers` is empty until `mark` is called, and then
+    holds the last ID of each old partition.
     """
 
     token: str
@@ -44,7 +45,11 @@ class Growth(NamedTuple):
 
 
 class GrowthInProgress(NamedTuple):
-    """A growth in progress, as views show it. `barriers` is empty until `mark` is called."""
+    """A growth in progress, as views show it.
+
+    `before` and `to` are the previous and the new partition count. `barriers` is empty until `mark`
+    is called.
+    """
 
     before: int
     to: int
@@ -79,7 +84,8 @@ def _barriers(raw: bytes, key: str) -> list[str]:
 def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
     """Start to grow a topic from `seen` to `to` partitions.
 
-    If a growth to the same count is already in progress, the call returns its state instead.
+    If a growth to the same count is already in progress, the call starts no other one and returns
+    its state, so that the caller can continue it.
     """
     return scripts.build_call("growth_start", keys, (topic,), seen=seen, to=to, token=token)
 
@@ -96,8 +102,9 @@ def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
     """Store the barriers of a growth, which are the last IDs of the old partitions.
 
-    The caller must read them after the switch. If an earlier call has already stored barriers,
-    those are kept and returned.
+    Groups may read the new partitions only after they have settled the old ones up to the barriers.
+    Read the IDs after `switch`, so that no later entry was routed by the old count. If barriers are
+    already stored, the call keeps and returns them.
     """
     return scripts.build_call(
         "growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers)

@@ -1,9 +1,9 @@
 """The history of a fleet, which has one entry for each instance and minute.
 
-The housekeeper of each instance appends the figures of its own workers. Entries are kept for
-`daemon.history`. The console reads the rows of groups, and `streamqd pipeline archive` reads the
-figures of assignments. No entry covers the whole fleet, so readers must add up the entries of all
-instances.
+Every minute, the housekeeper of each instance appends an entry with the figures of its own workers.
+Entries are kept for `daemon.history`. The console reads the rows of groups, and `streamqd pipeline
+archive` reads the rows of assignments. Because no entry covers the whole fleet, readers add up the
+entries of all instances.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 class HistoryRow:
     """The figures of one assignment or of one group for an interval on one instance.
 
-    In the row of a group, `partition` is None. The figures are then the total of the group's
-    assignments, either of all of them or only of those that have no row of their own. `handler` is
-    `module:function`, or '' if it is unknown.
+    In the row of a group, `partition` is None, and the figures are totals of the group's
+    assignments. They include either all assignments, or only those that have no row of their own
+    (see `Interval.by_assignment`). `handler` is `module:function`, or '' if it is unknown.
 
     In `counts`, `added` is the number of messages that any producer wrote to the partitions that
     the instance owns for the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished
@@ -69,13 +69,13 @@ class HistoryRow:
 class Interval:
     """An entry of the history, in which one instance reports its figures for an interval.
 
-    The interval is the `seconds` seconds before `until_unix_ms`. `rows` holds the totals of groups,
-    and `assignments` the figures of single assignments. `measured` maps a topic and group to the
-    number of partitions that the instance owned at the end of the interval and whose lag it
-    measured. Idle partitions are included, even though they have no row.
+    The interval ends at `until_unix_ms` and lasts `seconds` seconds. `rows` holds the totals of
+    groups, and `assignments` the figures of single assignments. `measured` maps each topic and
+    group to the number of partitions that the instance owned at the end of the interval and whose
+    lag it measured. Idle partitions are included in this number, although they have no row.
 
-    Entries that older versions have written have no `assignments` and no `measured`. For an invalid
-    entry, `bad` is the error, and all other fields except `id` have their default values.
+    Entries from older versions have no `assignments` and no `measured`. If an entry is invalid,
+    `bad` is the error, and all other fields except `id` have their default values.
     """
 
     id: str
@@ -89,11 +89,11 @@ class Interval:
 
     @property
     def minutes(self) -> range:
-        """The minutes to which the figures belong, counted from 1970. There is at least one.
+        """The minutes to which the figures belong, counted from 1970.
 
-        An entry is usually written just after the end of its minute. A housekeeper that starts or
-        exits during a minute writes an entry for only a part of it. After an outage, an entry may
-        cover several minutes.
+        Usually this is the single minute that ended just before the entry was written. The entry of
+        a housekeeper that started or exited in the middle of a minute covers only a part of that
+        minute. After an outage, an entry may cover several minutes.
         """
         spread = max(1, round(self.seconds / 60))
         middle = self.until_unix_ms - min(self.seconds, 60.0) * 500
@@ -104,15 +104,16 @@ class Interval:
     def reaches_end(self) -> bool:
         """True if the interval includes the end of its last minute.
 
-        Only then is the lag in this entry also the lag at the end of the minute.
+        In that case, the lag in this entry is the lag at the end of the minute. Otherwise, it was
+        measured in the middle of the minute.
         """
         return self.until_unix_ms >= self.minutes.stop * _MINUTE_MS
 
     def by_assignment(self) -> list[HistoryRow]:
-        """Return the rows of assignments, and for each group a row with its remaining figures.
+        """Return the rows of assignments, and a row for the rest of each group.
 
-        The remaining figures are those of assignments that have no row of their own. If a group has
-        no remaining figures, it gets no row.
+        The rest of a group consists of the assignments that have no row of their own. If all its
+        figures are 0, there is no row for it.
         """
         rest = {
             (row.topic, row.group): replace(row, counts=dict(row.counts), handled=dict(row.handled))
@@ -185,8 +186,8 @@ def _subtract(rest: HistoryRow, assignment: HistoryRow) -> None:
         rest.handled[index] = max(0, rest.handled.get(index, 0) - runs)
     rest.handled = {index: runs for index, runs in rest.handled.items() if runs}
     rest.handler = rest.handler or assignment.handler
-    # `oldest_ms` is the age of the group's oldest message. If no lag is left, that message belongs
-    # to an assignment with a row of its own.
+    # `oldest_ms` is the age of the oldest message in the whole group. If the rest of the group has
+    # no lag, that message belongs to an assignment with a row of its own.
     if not rest.lag:
         rest.oldest_ms = 0
 
@@ -201,10 +202,10 @@ def _figures(row: HistoryRow) -> list[int]:
 
 
 def _packed_assignments(assignments: Iterable[HistoryRow]) -> list[Any]:
-    """Pack the rows of assignments for an entry.
+    """Convert rows of assignments to lists, to be stored as JSON.
 
-    For each topic, group and handler, there is a list of these three names and one more list, which
-    contains a list of figures for each partition.
+    Each list has the form `[topic, group, handler, rows]`, in which `rows` contains a list for each
+    partition: its number, followed by its figures.
     """
     return _group_by_names(
         ((each.topic, each.group, each.handler), [each.partition, *_figures(each)])
@@ -213,11 +214,11 @@ def _packed_assignments(assignments: Iterable[HistoryRow]) -> list[Any]:
 
 
 def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
-    """Pack the delays of assignments for an entry, except where they are unknown.
+    """Convert the known delays of assignments to lists, to be stored as JSON.
 
-    For each topic and group, there is a list of these two names and one more list, which contains a
-    list of figures for each partition. Delays have their own field in the entry, because older
-    versions ignore an unknown field.
+    Each list has the form `[topic, group, rows]`, in which `rows` contains a list for each
+    partition: its number, followed by its histogram. Delays are stored in a field of their own,
+    which older versions ignore.
     """
     return _group_by_names(
         ((each.topic, each.group), [each.partition, *_flat(each.delays)])
@@ -227,7 +228,7 @@ def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
 
 
 def _group_by_names(rows: Iterable[tuple[tuple[str, ...], list[Any]]]) -> list[Any]:
-    """Return one list for each combination of names, with the names and the figures of its rows."""
+    """Group rows by their names. Return a list for each group: the names, and its rows' figures."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for names, figures in rows:
         found.setdefault(names, []).append(figures)

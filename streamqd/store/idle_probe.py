@@ -1,14 +1,15 @@
 """Find out whether a silent connection is dead or the server is only slow.
 
 A proxy or a NAT can drop a connection without closing it, while new connections still work.
-Therefore, when a reply is overdue for much longer than a server normally needs, a probe is sent on
-a separate connection. If the server answers the probe while the first connection stays silent, the
+Therefore, if a reply takes much longer than a server normally needs, this module sends a probe on a
+separate connection. If the server answers the probe while the first connection stays silent, the
 first connection is dead. If the probe gets no answer either, the server is slow, stopped or
-unreachable. In this case, the wait for the reply continues, with a few more probes. An exchange
-that is answered in time has no extra cost.
+unreachable. In this case, the wait for the reply continues, with a few more probes. If the server
+answers in time, no probe is sent, so the exchange has no extra cost.
 
-The server may have executed the commands on an abandoned connection, or may still execute them. To
-the caller, this is a lost reply (`RedisUnavailableError.sent`).
+When a silent connection is given up, the server may have executed its commands, or may still
+execute them. The caller therefore gets the same error as for a lost reply
+(`RedisUnavailableError.sent` is True).
 
 A connection that is still being opened needs no probe, because no command was sent. The next
 attempt to connect has the same effect as a probe, and `Attempts` limits the time of each attempt.
@@ -63,7 +64,7 @@ class Attempts:
 class IdleProbe:
     """Decides when the connection to a server has been silent for too long.
 
-    It is kept when the connection is replaced, so that it remembers whether the server was slow.
+    The same object is used after a reconnect, because it remembers whether the server was slow.
     """
 
     def __init__(self, seconds: float, ask: Callable[[float], bool]) -> None:
@@ -80,7 +81,7 @@ class IdleProbe:
     def start_wait(self, expected: float, most: float) -> ReplyWait:
         """Start to wait for a reply that is expected at `expected` (monotonic).
 
-        The wait ends no later than `most` seconds after that time.
+        The deadline of the wait is `most` seconds after that time.
         """
         return ReplyWait(self, expected, expected + most)
 
@@ -107,7 +108,7 @@ class IdleProbe:
         return max(self.seconds, min(longer, PROBE_AFTER_MAX)) * (1 + random() / 8)
 
     def record_late_reply(self, late: float) -> None:
-        """Record that the reply arrived after a probe was sent, `late` seconds too late."""
+        """Record that a reply arrived `late` seconds too late, after a probe had been sent."""
         self._late = late
         self._late_until = time.monotonic() + SLOW_SERVER_SECONDS
 

@@ -1,7 +1,7 @@
 """Split entries into calls of a limited size, and format them as arguments of scripts.
 
-The messages of one call usually fail in the same way, so changes that they share are sent only
-once.
+The messages of one call have usually failed in the same way, so most of their fields change to the
+same values. To save bandwidth, such shared changes are sent only once per call.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-# Limit for the bodies that one call copies inside the server, in bytes. It exists so that other
-# clients do not wait long. A single body may be larger. lua/_byte_limit.lua has the same number.
+# Maximum size of the bodies that one call copies inside the server, in bytes, so that other clients
+# do not have to wait long. A single body may be larger. lua/_byte_limit.lua has the same number.
 BYTES_MAX = 512 << 10
 
 Fields = Mapping[bytes, bytes]
@@ -20,8 +20,8 @@ T = TypeVar("T")
 def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
     """Split items into lists that are small enough for one call.
 
-    A list has no more than `most` items and BYTES_MAX bytes, unless it consists of a single larger
-    item. `size` returns the size of an item in bytes.
+    Each list has up to `most` items of BYTES_MAX bytes in total. An item that is larger than this
+    gets a list of its own. `size` returns the size of an item in bytes.
     """
     part: list[T] = []
     taken = 0
@@ -39,10 +39,9 @@ def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterato
 def flatten_items(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
     """Return the arguments that lua/_settle_items.lua expects for these entries.
 
-    Each entry is a pair of its leading arguments (the place, and possibly a delay) and its changed
-    fields. The result starts with the shared fields, which are those that every entry changes, and
-    their values in the first entry. After them, each entry lists only the fields whose values
-    differ from the shared ones.
+    Each entry is a pair of its leading arguments (the place, and possibly a delay) and the fields
+    to change. The result starts with the fields that all entries change, with their values in the
+    first entry. Each entry then lists only the fields whose values differ from these.
     """
     shared = _shared_fields([fields for _, fields in entries])
     flat: list[Any] = [2 * len(shared)]

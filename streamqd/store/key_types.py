@@ -1,7 +1,7 @@
 """Check the types of keys without the command TYPE, which would require another permission.
 
-Instead, each key is checked with the command that returns the length of a value of its type. The
-daemon needs permission for these commands anyway.
+Instead, this module runs commands that return the length of a value, such as HLEN for a hash. They
+fail with WRONGTYPE for any other type, and the daemon needs permission for them anyway.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
 def find_mistyped(link: Connection, wanted: Mapping[str, str]) -> list[InvalidValueError]:
     """Return an error for each key whose value has the wrong type.
 
-    `wanted` maps each key to its expected type, such as HASH. A key that does not exist has no
-    error. If the actual type is a list or the type of a module, or if this user may not run the
-    command that would show it, the error reports "another type". This takes one round trip.
+    `wanted` maps each key to its expected type, such as HASH. A key that does not exist is correct.
+    The error names the actual type if it is one of those in this module and if this user may run
+    the command that detects it, and "another type" otherwise. This takes one round trip.
     """
     commands = [(command, key) for key in wanted for command in _LENGTHS]
     replies = iter(link.pipeline(commands))

@@ -32,9 +32,9 @@ def acquire(
     `lease.epoch`. The token of `lease` must be new. If the reply is lost, repeat the same call
     until it is answered.
 
-    Pass a `dead_token` if the lease of an earlier owner no longer counts. This is the case if all
-    its processes have exited, or if it was silent for longer than a lease lasts. The lease of a
-    silent owner may still exist if a clock was set back.
+    `dead_token` is the token of an earlier owner whose lease the call may take over, or ''. Pass it
+    if all processes of that owner have exited, or if the owner was silent for longer than a lease
+    lasts. The lease of a silent owner can still exist if the server's clock was set back.
     """
     return scripts.build_call(
         "lease_acquire",
@@ -66,10 +66,10 @@ def refence(
 ) -> Call:
     """Replace the token of an exited worker with the token `new` of its successor.
 
-    In the same step, the call acknowledges the places in `done`, which the worker had finished, and
-    charges a crash to the place `charged`, unless it is None. `context` describes the crash. Raises
-    ContractError if `done` has more places than a worker can have (ENTRIES_MAX), or if the two
-    tokens are equal.
+    In the same step, the call acknowledges the entries in `done`, which the worker had finished,
+    and charges a crash to the entry `charged`, unless it is None. Both are given as places (see
+    `messages.entry_place`). `context` describes the crash. Raises ContractError if `done` has more
+    entries than a worker can have in flight (ENTRIES_MAX), or if the two tokens are equal.
     """
     if lease.token == new:
         raise ContractError("lease_refence: the new token is the old one")
@@ -89,9 +89,9 @@ def refence(
 
 
 def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
-    """Release the assignment. The token must not be used after this call was sent.
+    """Release the assignment. Do not use its token any more once this call has been sent.
 
-    `reason` is recorded with the change of owner. Pass '' if it is unknown.
+    `reason` is recorded with the change of owner. It is '' if the reason is unknown.
     """
     return scripts.build_call(
         "lease_release", keys, lease.assignment, token=lease.token, reason=reason
@@ -101,7 +101,7 @@ def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
 class Acquired(NamedTuple):
     """The result of acquiring a lease.
 
-    `victim` is the place that was charged with a crash, or b'' if none was charged.
+    `victim` is the place of the entry that the call charged with a crash, or b'' if there is none.
     """
 
     epoch: int
@@ -112,13 +112,14 @@ class Acquired(NamedTuple):
     def parse(cls, reply: Reply) -> Acquired:
         """Parse an OK or MINE reply.
 
-        MINE is the reply if the call was already executed. The repetition charges no entry again.
+        MINE means that an earlier copy of the call has already acquired the lease. The repeated
+        call charges no entry, so `victim` is then b''.
         """
         victim = reply.values[2] if reply.word == "OK" else b""
         return cls(parse_epoch(reply), bool(reply.values[1]), victim)
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields for log events, in which `suspected` is the place that was charged."""
+        """Return the fields for log events. In these, `victim` is called `suspected`."""
         suspected = untrusted.label(self.victim) or None
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
@@ -135,7 +136,7 @@ def parse_epoch(reply: Reply) -> int:
 
 
 class LeaseView(NamedTuple):
-    """The fence and the lease of an assignment, read together. They may have changed since."""
+    """The fence and the lease of an assignment, which may have changed since they were read."""
 
     token: str
     """Token of the owner, or '' if no instance owns the assignment."""
@@ -151,7 +152,8 @@ class LeaseView(NamedTuple):
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
         """Parse the replies to the commands of `view_commands`.
 
-        `key` is the key of the fence, which errors mention. Raises InvalidValueError.
+        `key` is the fence's key, for error messages. Raises InvalidValueError if a field of the
+        fence is invalid.
         """
         token, epoch, owner, since, quarantine = fence
         return cls(
@@ -193,7 +195,7 @@ class OwnerChange(NamedTuple):
     def parse(cls, raw: bytes, key: str) -> OwnerChange:
         """Parse an element of the list, which has the form `unix-ms event epoch owner other`.
 
-        Raises InvalidValueError.
+        Raises InvalidValueError if the element does not have this form.
         """
         parts = raw.split(b" ")
         if len(parts) != 5 or parts[1] not in _EVENTS:

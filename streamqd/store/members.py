@@ -38,8 +38,9 @@ def heartbeat(
     `nonce` is a random string that identifies this run and is stored with `info`. The call is
     refused if a run with another nonce has sent a heartbeat within the last `stale` seconds.
 
-    `silent` lists the members from which this instance has seen no heartbeat for some time. The
-    call removes those whose last heartbeat is more than 20 times `stale` seconds ago.
+    `silent` lists members from which this instance has seen no heartbeat for some time. The call
+    removes each of them from the fleet if its last heartbeat is more than 20 times `stale` seconds
+    old.
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
     return scripts.get("member_heartbeat").call(
@@ -69,7 +70,8 @@ def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
 class Heartbeat(NamedTuple):
     """The last heartbeat of a member, and the record that it published.
 
-    If the heartbeat or the record is invalid, `bad` is the error. An invalid record is empty.
+    `bad` is the error if the time or the record is invalid. In that case, an invalid time is
+    replaced by 0, and an invalid record by an empty one.
     """
 
     instance: str

@@ -1,7 +1,9 @@
 """Script calls that list, settle and promote the messages of an assignment.
 
-A worker lists and settles its messages, fenced by its token. The housekeeper promotes due messages,
-which does not require a token. See `store.fetch` for the calls that fetch messages, and
+To settle a message means to acknowledge it, to store it for a retry, or to dead-letter it. A worker
+lists and settles its messages, and its token proves that it owns the assignment. The housekeeper
+promotes due messages, which means that it moves them to the stream in which they can be read. This
+does not require a token. See `store.fetch` for the calls that fetch messages, and
 `store.retention` for those that trim streams.
 """
 
@@ -49,12 +51,12 @@ def restore_group(
     after_retry: bytes,
     places: Sequence[bytes],
 ) -> Call:
-    """Create a group again, which another client has destroyed while its owner was running.
+    """Create a group again after another client has destroyed it while its owner was running.
 
-    The owner still knows the state of the group. `after_main` and `after_retry` are the IDs of the
-    entries last delivered to it, and `places` holds the delivered entries that are not settled yet.
-    The reply contains the IDs after which the group continues in the partition stream and in the
-    retry stream. Each is b'' if the group still existed in that stream.
+    The owner passes the state of the group, which it still knows. `after_main` and `after_retry`
+    are the IDs of the entries last delivered from the two streams, and `places` holds the delivered
+    entries that are not settled yet. The reply contains the IDs after which the group continues in
+    the partition stream and in the retry stream. Each is b'' if the group still existed there.
     """
     return _fenced_call(
         "group_restore",
@@ -77,9 +79,10 @@ def recover(
 ) -> Call:
     """List one page of the owner's pending entries, with their bodies and counters.
 
-    Pass `open=True` for the first page on a new connection. This opens the session, which makes
-    Redis reject late fetches from earlier connections. For the first page, `after_main` and
-    `after_retry` are empty. For any other page, they are the last IDs of the previous one.
+    `session` is a random name for the current connection. For the first page, pass `open=True`, so
+    that the session is recorded and Redis rejects fetches from earlier connections that arrive
+    late. `after_main` and `after_retry` are empty for the first page, and the last IDs of the
+    previous page for any other one.
     """
     return _fenced_call(
         "message_recover",
@@ -133,8 +136,8 @@ class PendingEntry(NamedTuple):
     ) -> tuple[PendingEntry, list[InvalidValueError]]:
         """Parse an entry of a reply to `recover`.
 
-        An invalid counter is read as 0, and its error is returned along with the entry. `key` is
-        the key of the counters, which this error mentions.
+        An invalid counter is read as 0, and the error is returned together with the entry. `key` is
+        the Redis key of the counters, for error messages.
         """
         id_, fields, crashes, failures, context, wait_ms = entry
         place = untrusted.label(entry_place(id_, retried=retried))
@@ -161,9 +164,9 @@ class PendingEntry(NamedTuple):
 class Recovered(NamedTuple):
     """A page of pending entries from the partition and the retry stream, each oldest first.
 
-    If `more_main` is True, the entries of the partition may continue on the next page, and the same
-    applies to `more_retry` and the retry stream. `last_main` and `last_retry` are the IDs of the
-    entries last delivered to the group, after which the long poll starts.
+    If `more_main` is True, the next page may contain further entries of the partition. `more_retry`
+    means the same for the retry stream. `last_main` and `last_retry` are the IDs of the entries
+    last delivered to the group. The long poll waits for entries after these.
     """
 
     quarantine: bool
@@ -178,7 +181,7 @@ class Recovered(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
-        """Parse an OK reply. Errors mention `key`, the key of the counters."""
+        """Parse an OK reply. `key` is the Redis key of the counters, for error messages."""
         quarantine, last_main, last_retry, main, retry, more_main, more_retry, accused = (
             reply.values
         )
@@ -199,8 +202,8 @@ class Recovered(NamedTuple):
     def entries_in_order(self) -> tuple[list[PendingEntry], bool]:
         """Return the entries of both lists, oldest first, and True if both lists are complete.
 
-        If a list is incomplete, all entries that are newer than its last one are left out. They are
-        part of the next page, because they must not run before the remaining entries of that list.
+        If a list continues on the next page, entries that are newer than its last one are left out,
+        because they must not run before the rest of that list. The next page contains them again.
         """
         entries = sorted(self.main + self.retry, key=lambda entry: _order(entry.id))
         lists = ((self.main, self.more_main), (self.retry, self.more_retry))
@@ -213,8 +216,8 @@ class Recovered(NamedTuple):
 def fetch(keys: Keys, lease: Lease, session: str, count: int) -> Call:
     """Read at most `count` entries per stream while the server's memory is full.
 
-    At any other time, a worker reads with the faster `Fetcher` of `store.fetch`. Most servers
-    reject its transaction while their memory is full, but they do run this script.
+    Most servers reject the transaction of `store.fetch.Fetcher` while their memory is full, but
+    they do run this script. At any other time, a worker uses the `Fetcher`, which is faster.
     """
     return _fenced_call("message_fetch", keys, lease, session=session, count=_page(count))
 
@@ -230,9 +233,9 @@ def reclaim(
 ) -> Call:
     """Take over entries that other clients have left pending for at least `idle` seconds.
 
-    `source` is "m" for the partition stream or "r" for the retry stream. Each call examines one
-    page of the other clients' pending entries, starting at `page`. The reply contains the start of
-    the next page.
+    `source` is "m" for the partition stream or "r" for the retry stream. Each call examines a
+    single page of the other clients' pending entries, starting at `page`. The reply contains the
+    start of the next page, so that the caller can continue.
     """
     stream = keys.source if source == "m" else keys.retry_stream
     return scripts.get("message_reclaim").call(
@@ -253,8 +256,8 @@ def reclaim(
 class Reclaimed(NamedTuple):
     """The entries that were taken over, each as its ID and a flat list of fields.
 
-    `missing_entries` is the number of entries without a body, which were acknowledged. `next` is
-    the start of the next page, or None after the last one.
+    `missing_entries` is the number of entries that were acknowledged because their bodies no longer
+    exist. `next` is the start of the next page, or None after the last one.
     """
 
     entries: list[tuple[bytes, list[bytes]]]
@@ -278,8 +281,9 @@ class Reclaimed(NamedTuple):
 def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[bytes] = ()) -> Call:
     """Acknowledge finished entries.
 
-    `charged` lists the entries that have counters, which the call removes. All other entries belong
-    in `places`. An entry in both lists is treated as charged.
+    `charged` lists the entries for which Redis stores counts of crashes or failures, so that the
+    call removes these counts. All other entries belong in `places`. An entry in both lists is
+    treated as charged.
     """
     every = [*charged, *(place for place in places if place not in charged)]
     if len(every) > PLACES_MAX:
@@ -301,9 +305,9 @@ def retry(
 
     Each item is a tuple of the entry's place, the delay in seconds, and the fields to change. If
     the reply contains MISSING for an entry, the script could not read its body, for example because
-    it was trimmed. Repeat the call for this entry with all its fields, including `payload`. If
-    `adjacent` is True, the entries of each stream must be consecutive, and the script reads them
-    with one command.
+    it was trimmed. Repeat the call for this entry with all its fields, including `payload`. Pass
+    `adjacent=True` if the entries are consecutive in their streams. The script then reads all
+    entries of a stream with one command.
     """
     _check_count("settle_retry", len(items))
     return _fenced_call(
@@ -324,9 +328,9 @@ def dead(
 ) -> Call:
     """Dead-letter entries.
 
-    Each item is a pair of the entry's place and the fields to change. Missing bodies and `adjacent`
-    are handled as in `retry`. Raises ContractError for a group that reads dead letters, because it
-    would read its own dead letters again and again.
+    Each item is a pair of the entry's place and the fields to change. See `retry` for `adjacent`
+    and for entries whose bodies are missing. Raises ContractError for a group that reads dead
+    letters, because it would read its own dead letters again and again.
     """
     _check_count("settle_dead", len(items))
     if lease.assignment.reads_dead_letters:
@@ -383,9 +387,10 @@ def quarantine_mark(
 ) -> Call:
     """Record which inherited entries are about to run, and acknowledge those of the last round.
 
-    If these entries take down the host, the next owner can see which ones were running. `places` is
-    a list of places separated by spaces. Pass b'' if no inherited entry is left, which ends the
-    quarantine. `acked` may contain only entries without counters. Use `ack` for the others.
+    If one of these entries takes down the host, the next owner can see which ones were running.
+    `places` contains their places, separated by spaces. To end the quarantine when no inherited
+    entry is left, pass b''. `acked` may contain only entries without counts of crashes or failures.
+    Use `ack` for all others.
     """
     return _fenced_call("quarantine_mark", keys, lease, session=session, places=places, acked=acked)
 
@@ -406,10 +411,10 @@ def promote_delayed(keys: Keys, topic: str, partition: int, count: int) -> Call:
 class Promoted(NamedTuple):
     """The result of a promotion.
 
-    `moved` is the number of items that were moved. `orphans` is the number of due times that were
-    removed because they had no item. `next_due_unix_ms` is the next due time. `unreadable` is the
-    number of items that were postponed because their format is invalid. If `more` is True, further
-    items are due, but the call had reached its limit.
+    `moved` is the number of messages that were moved. `orphans` is the number of due times that
+    were removed because no message was stored for them. `next_due_unix_ms` is the due time of the
+    next message. `unreadable` is the number of messages that were postponed because their stored
+    format is invalid. If `more` is True, more messages are due, but the call had reached its limit.
     """
 
     moved: int
@@ -428,13 +433,16 @@ class Promoted(NamedTuple):
 def snapshot(keys: Keys, assignment: Assignment, limit: int = 500) -> Call:
     """Count the messages of a group on a partition by their state, in one atomic step.
 
-    At most `limit` unread entries are counted in each stream.
+    The call counts no more than `limit` unread entries in each stream.
     """
     return scripts.build_call("partition_snapshot", keys, assignment, limit=limit)
 
 
 class Snapshot(NamedTuple):
-    """The counts that `snapshot` returns. A count of unread entries above its limit is -1."""
+    """The counts that `snapshot` returns.
+
+    `unread` and `retry_unread` are -1 if there are more unread entries than the call may count.
+    """
 
     length: int
     unread: int

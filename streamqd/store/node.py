@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from streamqd import config
 
-# After these replies, the connection is unusable, because its login is no longer valid or the role
-# of the node has changed.
+# After one of these replies, the connection is closed, because its login is no longer valid or the
+# node has become a replica.
 DROP_AFTER = frozenset({RefusalKind.LOGIN, RefusalKind.REPLICA})
 NEVER = float("inf")  # no time limit
 Key = TypeVar("Key", bound=str | bytes)
@@ -233,11 +233,11 @@ class Node:
         return opened
 
     def open_transport(self) -> Transport:
-        """Return the open connection, for an exchange that the caller carries out.
+        """Return the open connection, for a caller that sends and receives on it directly.
 
         If there is no connection, or if the server has closed it while it was idle, a new one is
-        opened. The caller must close the connection if the exchange is interrupted. Raises
-        RedisUnavailableError with `sent=False`.
+        opened. If the caller is interrupted before it has read all replies, it must close the
+        connection. Raises RedisUnavailableError with `sent=False` if no connection can be opened.
         """
         check_process(self._pid, self.options.name)
         try:
@@ -267,9 +267,9 @@ class Node:
     def execute_limited(self, *args: Any, bytes_max: float) -> tuple[Any, int]:
         """Run a command whose reply may be large. Return the reply and its size in bytes.
 
-        There is no limit on the total time as long as data arrives at least every `timeout`
-        seconds. Raises ReplyTooLargeError if the reply is larger than `bytes_max`. The remaining
-        part is not read, so the connection is closed. Raises RedisResponseError,
+        The reply may take any time, as long as some data arrives at least every `timeout` seconds.
+        Raises ReplyTooLargeError if the reply is larger than `bytes_max`. The connection is then
+        closed, because the rest of the reply is not read. Also raises RedisResponseError and
         RedisUnavailableError.
         """
         self.post((args,))
@@ -286,8 +286,9 @@ class Node:
     ) -> list[Any]:
         """Read the replies to the commands that `post` has sent.
 
-        The arguments and errors are those of `Transport.receive`. RedisUnavailableError is also
-        raised if a reply shows that the server is no longer the right one.
+        See `Transport.receive` for the arguments and errors. Also raises RedisUnavailableError if a
+        reply shows that this server can no longer execute the commands, for example because it has
+        become a replica.
         """
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)
@@ -303,9 +304,9 @@ class Node:
     ) -> None:
         """Send packed commands. The caller must then call `receive`.
 
-        The commands are sent on the current connection, which is opened if necessary. Pass `on` to
-        require a certain connection, such as the one on which a key is watched. Raises
-        RedisUnavailableError, whose `sent` depends on `needed` as in `Transport.send`.
+        The commands are sent on the current connection, which is opened if necessary. To send them
+        only on a particular connection, such as the one on which a key is watched, pass it as `on`.
+        Raises RedisUnavailableError. See `Transport.send` for `needed`, which affects its `sent`.
         """
         check_process(self._pid, self.options.name)
         try:
@@ -327,8 +328,8 @@ class Node:
     ) -> None:
         """Read `count` replies and append them to `replies`.
 
-        If an error occurs, `replies` contains those that arrived before it. The arguments and
-        errors are those of `Transport.receive`.
+        After an error, `replies` contains the replies that arrived before it, and the connection is
+        closed. See `Transport.receive` for the arguments and errors.
         """
         opened = on or self.transport
         assert opened is not None
@@ -377,7 +378,7 @@ class Node:
         return max(0.001, min(self.timeout, self._end - time.monotonic()))
 
     def _seconds_left(self, most: float) -> float:
-        """Return the time limit in seconds for the next step, which is `most` or less.
+        """Return the smaller of `most` and the seconds until the deadline.
 
         Raises RedisUnavailableError if the deadline has passed.
         """

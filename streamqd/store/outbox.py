@@ -1,7 +1,6 @@
-"""Script calls that lease an outbox to a relay, fence partitions, and publish rows.
+"""Script calls that lease an outbox to a relay, fence partitions, and publish each row once.
 
-Each row is published once. `streamqd.outbox.relay` uses these calls, and views read the state that
-a relay publishes.
+`streamqd.outbox.relay` uses these calls. Views read the state that a relay publishes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ CAUSES = ("database", "refused", "redis", "shared", "topic", "partition", "backl
 
 
 class RecordedRow(NamedTuple):
-    """A row that was published according to the record of a partition.
+    """A row that the record of a partition lists as published.
 
     `id` is the 64-bit ID of the row in its table.
     """
@@ -59,8 +58,8 @@ def acquire(
 ) -> Call:
     """Acquire the lease of an outbox for `ttl` seconds, with a new epoch greater than `above`.
 
-    If the process of an earlier relay has exited, pass its token as `dead`. Its lease then counts
-    as free. Otherwise, pass ''.
+    If the process of an earlier relay has exited, pass its token as `dead`, so that its lease can
+    be taken over before it expires. Otherwise, pass ''.
     """
     return scripts.get("outbox_acquire").call(
         _lease_keys(keys, name), token=token, ttl_ms=_ms(ttl), owner=owner, above=above, dead=dead
@@ -81,17 +80,17 @@ def renew(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, A
 
 
 def release(keys: Keys, name: str, token: str) -> Call:
-    """Release the lease of an outbox. The token must not be used after this call was sent."""
+    """Release the lease of an outbox. Do not use its token once this call has been sent."""
     return scripts.get("outbox_release").call(_lease_keys(keys, name), token=token)
 
 
 def fence(
     keys: Keys, name: str, topic: str, partition: int, epoch: int, partitions: int, meta: str | None
 ) -> Call:
-    """Close a partition to relays with an earlier epoch.
+    """Prevent relays with an earlier epoch from publishing to a partition.
 
-    The call is refused unless the topic has `partitions` partitions. `meta` is the topic's meta
-    key, or None on a cluster, where the count cannot be compared.
+    If the topic does not have `partitions` partitions, the call is refused. `meta` is the topic's
+    meta key, which contains the count. It is None on a cluster, where the count cannot be compared.
     """
     named = {"record": keys.outbox_record(topic, partition, name)}
     if meta is not None:
@@ -112,9 +111,9 @@ def publish(
 ) -> Call:
     """Write up to ROWS_MAX rows to a partition in order, and record them.
 
-    Rows that are already in the record of the partition are skipped. The call is refused unless the
-    topic has `partitions` partitions. `meta` is the topic's meta key, or None on a cluster. If
-    `max_backlog` is given, rows are written only while the partition's backlog is smaller than it.
+    Rows that the partition's record lists as published are skipped. If the topic does not have
+    `partitions` partitions, the call is refused. See `fence` for `meta`. If `max_backlog` is given,
+    rows are written only while the partition's backlog is smaller than this.
     """
     if not 1 <= len(rows) <= ROWS_MAX:
         raise ContractError(f"outbox_publish: {len(rows)} rows")
@@ -231,7 +230,8 @@ class OutboxView(NamedTuple):
     def oldest_age(self, now_unix_ms: int) -> float:
         """Return the age of the oldest row in seconds, or 0 if there are no rows.
 
-        If no relay owns the outbox, the time since the last figures were published is added.
+        If no relay owns the outbox, the result includes the time since the figures were published,
+        because the rows have been waiting during that time.
         """
         if self.relayed or not self.rows or not self.at_unix_ms:
             return self.oldest_seconds
@@ -275,9 +275,9 @@ def view_commands(keys: Keys, name: str) -> list[tuple[Any, ...]]:
 def read_views(
     store: Store, names: Sequence[str]
 ) -> list[OutboxView | InvalidValueError | RedisResponseError]:
-    """Return the state of each outbox, or an error if its state cannot be read.
+    """Return the state of each outbox, in the same order, in one round trip.
 
-    This takes one round trip.
+    The element is an error if the state of an outbox cannot be read.
     """
     replies = store.pipeline(
         [command for name in names for command in view_commands(store.keys, name)]

@@ -1,11 +1,12 @@
 """Script calls that write messages, and the connection of a producer that sends them.
 
-After a topic has grown, a message must not be written to the former partition of its key, because
-this would break the order of messages with that key. Each script that writes therefore receives the
-topic's meta key and the partition count by which the message was routed, and compares the counts in
-the same step. If the topic has grown or was deleted, the script writes nothing and returns MOVED
-with the current count. The caller then routes the message again. Because the check is part of the
-write, a write takes only one round trip, no matter how many topics a producer writes to.
+When a topic grows, some keys move to another partition. A message must then not be written to the
+former partition of its key, because this would break the order of messages with that key. Each
+script that writes therefore receives the topic's meta key and the partition count by which the
+message was routed, and checks in the same step that the topic still has this count. If it has not,
+the script writes nothing and returns MOVED with the current count, and the caller routes the
+message again. Because the check is part of the write, a write takes only one round trip, no matter
+how many topics a producer writes to.
 
 In all functions, `fields` is a flat list of alternating names and values.
 """
@@ -43,8 +44,8 @@ class Transaction:
     """Calls on one topic that are sent together, and the replies to them.
 
     `replies` is None if the partition count has changed, in which case nothing was written. If the
-    reply was lost, `lost` is the error, and the outcome is unknown. Until the reply has been read,
-    `lost` is an error too, so a transaction that is given up counts as lost.
+    reply was lost, `lost` is the error, and it is unknown whether the messages were written. `lost`
+    is also set until the reply has been read, so that an abandoned transaction counts as lost.
     """
 
     topic: str
@@ -61,14 +62,14 @@ class MessageWriter:
     """Writes messages to topics over one connection, and caches their partition counts.
 
     On a single server, the calls of a transaction run in one step, so either all are executed or
-    none is. Only one transaction at a time can wait for its reply. If the connection is needed for
-    another call, the outstanding reply is read first. It is given up if the connection is lost or
-    closed, and in a forked child that calls `detach`.
+    none is. Only one transaction at a time can wait for its reply, so the outstanding reply is read
+    before the connection is used for another call. The reply is given up if the connection is lost
+    or closed, and in a forked child that calls `detach`.
 
-    On a cluster, a script cannot compare the count, because the meta key and the partitions are in
-    different slots. The count is therefore read together with each write. As a result, one write
-    may still use an outdated count. This happens only if a topic is deleted and created again,
-    because topics cannot grow on a cluster.
+    On a cluster, a script cannot check the count, because the meta key and the partitions are in
+    different slots. Instead, the writer reads the count together with each write, so the write that
+    discovers a change still used the old count. Topics cannot grow on a cluster, so this happens
+    only after a topic was deleted and created again.
     """
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
@@ -80,7 +81,7 @@ class MessageWriter:
         self._sent: Transaction | None = None  # the transaction that awaits its reply
 
     def meta(self, topic: str) -> str | None:
-        """Return the key whose partition count the scripts compare, or None on a cluster."""
+        """Return the meta key, in which scripts check a topic's count, or None on a cluster."""
         return None if self.spread else self._keys.meta(topic)
 
     def cached_count(self, topic: str) -> int | None:
@@ -103,8 +104,8 @@ class MessageWriter:
     def pack_calls(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
         """Return calls in the format that `post` expects.
 
-        For a single server, this returns packed commands. If `by_source` is True, they contain the
-        source of the script, for a server that has not loaded it. For a cluster, the calls are
+        For a single server, this returns packed commands. Pass `by_source=True` if the server has
+        not loaded the script, so that the commands contain its source. For a cluster, the calls are
         returned unchanged, because `post` packs them itself.
         """
         if self.spread:
@@ -112,10 +113,11 @@ class MessageWriter:
         return [pack(scripts.command(call, by_source=by_source)) for call in calls]
 
     def post(self, topic: str, expected: int, commands: Sequence[Any]) -> Transaction:
-        """Send calls on a topic, whose replies are read later with `collect`.
+        """Send calls that write to a topic. `collect` reads the replies later.
 
-        If the topic's count is known to differ from `expected`, nothing is sent. Raises
-        RedisUnavailableError if it is certain that nothing was written.
+        `expected` is the partition count by which the messages were routed. If the cached count
+        differs from it, nothing is sent. Raises RedisUnavailableError if sending failed and nothing
+        was written.
         """
         if self._sent is not None:
             self.settle()
@@ -132,8 +134,8 @@ class MessageWriter:
         """Send one packed call that writes one message, and return the ID of the new entry.
 
         This is faster than `post` and `collect`, but works only on a single server. If the reply
-        contains no ID or is lost, return a transaction in the state in which `collect` leaves it.
-        Return None if nothing was sent.
+        contains no ID or is lost, the result is a transaction for which `collect` was already
+        called. It is None if nothing was sent.
         """
         if self._sent is not None:
             self.settle()
@@ -196,9 +198,8 @@ class MessageWriter:
     def _repeat_by_source(self, calls: Sequence[Call], replies: list[Any]) -> None:
         """Repeat the calls for which a node replied NOSCRIPT, and replace their `replies`.
 
-        Only these calls are repeated, because the others may already have run: a node can load or
-        drop the script between two calls. The reply remains NOSCRIPT if this user may not load
-        scripts.
+        The other calls are not repeated, because they may already have run: a node can load or drop
+        the script between two calls. If this user may not run EVAL, the reply remains NOSCRIPT.
         """
         missing = [at for at, reply in enumerate(replies) if is_unknown_script(reply)]
         if not missing:
@@ -268,7 +269,8 @@ class MessageWriter:
     def _cache_count(self, topic: str, raw: bytes | None) -> None:
         """Cache the partition count of a topic.
 
-        An invalid count is not cached. The next call of `count` then reads it and raises the error.
+        An invalid count is not cached, so the next call of `count` reads it again and raises the
+        error.
         """
         try:
             self._counts[topic] = None if raw is None else topics.parse_partition_count(topic, raw)
@@ -284,8 +286,8 @@ def is_unknown_script(reply: Any) -> bool:
 def is_eval_forbidden(reply: Any) -> bool:
     """Return True if a reply means that this user has no permission for EVAL itself.
 
-    The result is False if the user may not run a command within the script, because that error
-    starts differently.
+    If the user only has no permission for a command inside the script, the error has a different
+    text, and the result is False.
     """
     return isinstance(reply, RedisResponseError) and str(reply).startswith("NOPERM ")
 
@@ -295,8 +297,8 @@ def _read_transaction(replies: list[Any]) -> list[Any]:
     *queued, executed = replies
     if isinstance(executed, list):
         return executed
-    # Nothing was executed, because the server refused to queue a command. The reply to that command
-    # contains the reason.
+    # Nothing was executed, because the server refused to queue one of the commands. Its reply to
+    # that command contains the reason, so use it as the result of every call.
     refused = next((each for each in queued if isinstance(each, RedisResponseError)), executed)
     return [refused] * (len(queued) - 1)
 
@@ -311,12 +313,13 @@ def append(
     *,
     alone: bool,
 ) -> Call:
-    """Build a call that writes messages, without the messages themselves.
+    """Build a call that writes messages, to whose arguments the caller then adds the messages.
 
-    The caller appends the messages to the arguments. If `alone` is True, each message is a single
-    argument, its payload. Otherwise, `flatten_messages` converts the messages to arguments. `meta`
-    is the topic's meta key, whose count is compared with `partitions`, or None on a cluster. If
-    `max_backlog` is given, messages are written only while the backlog is smaller than it.
+    If `alone` is True, the messages consist only of payloads, and each payload is one argument.
+    Otherwise, use `flatten_messages` to convert the messages to arguments. The call writes nothing
+    if the topic does not have `partitions` partitions. `meta` is the topic's meta key, or None on a
+    cluster, where the count is not checked. If `max_backlog` is given, messages are written only
+    while the partition's backlog is smaller than this.
     """
     named = {"stream": keys.stream(topic, partition)}
     if meta is not None:
@@ -356,8 +359,8 @@ def publish(
     """Build a call that writes one message. Use `append` to write several messages.
 
     The message is not written if its deduplication ID was used within the last `window` seconds. If
-    `max_backlog` is given, it is written only if the backlog is smaller. If the topic's meta key is
-    passed as `meta`, it is written only if the topic has `partitions` partitions.
+    `max_backlog` is given, the message is written only if the partition's backlog is smaller. If
+    the topic's meta key is passed as `meta`, the topic must have `partitions` partitions.
     """
     if max_backlog is not None and max_backlog < 1:
         raise ContractError(f"message_publish: a limit of {max_backlog}")

@@ -45,9 +45,9 @@ def require_all(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
 
 
 def merge_missing(answers: Sequence[Any]) -> RedisUnavailableError:
-    """Return one error for all missing answers.
+    """Return a single error for the missing answers, with the text of the first one.
 
-    Its `sent` is True if any of the commands may have run, including those that were answered.
+    Its `sent` is True if any command was answered or may have run.
     """
     lost = [each for each in answers if isinstance(each, RedisUnavailableError)]
     sent = len(lost) < len(answers) or any(each.sent for each in lost)

@@ -1,7 +1,7 @@
 """Script calls that trim partitions and retry streams, and report which entries must stay.
 
-The housekeeper and the administration use these calls. Any process may call the scripts, because
-each script itself determines the oldest entry that is still needed.
+The housekeeper and the administration use these calls. They need no token, because each script
+determines itself which entries are still needed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import TRIM
 
 REMOVED_MAX = 1_000_000  # maximum number of entries that one call removes
-# To estimate the size of a stream, the scripts sample this many of its nodes. They contain the same
-# number.
+# Number of nodes of a stream that the scripts measure to estimate its size. The scripts contain the
+# same number.
 SAMPLES = 1_000
 MISSING_MAX = 5_000  # maximum number of pending entries that one call settles
 
@@ -39,14 +39,15 @@ def trim(
 ) -> Call:
     """Build a call that removes acknowledged entries beyond the retention limits, oldest first.
 
-    No entry is removed that a group still needs or, if `archive` is True, that is not archived. Any
-    one of the limits is enough to remove an entry. `keep_from` is the ID from which entries are
-    young enough to stay. Pass '' if age does not matter, or '0-0' to retain entries of any age. A
-    `max_length` or `max_bytes` of None means no limit. `shrink_every` is the length of the shrink
-    interval in seconds.
+    An entry is removed as soon as it exceeds any one of the limits. Entries that a group still
+    needs always stay, and so do entries that are not archived if `archive` is True. `keep_from` is
+    the age limit: entries from this ID on stay. Pass '' for no age limit, or '0-0' to keep entries
+    of any age. A `max_length` or `max_bytes` of None means no limit. At the end of every
+    `shrink_every` seconds, the entries that already existed at the start of the interval are
+    removed.
 
-    The call removes up to `limit` entries. If a group in `expected` does not exist, it removes
-    nothing. The same applies if no group reads the stream, unless `without_groups` is True.
+    The call removes up to `limit` entries. It removes nothing if a group in `expected` does not
+    exist. It also removes nothing if no group reads the stream, unless `without_groups` is True.
     """
     return scripts.build_call(
         "stream_trim",
@@ -83,9 +84,9 @@ class Trimmed(NamedTuple):
     """The result of trimming a stream.
 
     `removed` is the number of entries that were removed, and `floor` the smallest ID that must
-    stay. `holder` is the group that needs this entry, '@archive' if the archive needs it, or '' if
-    no entry is needed. `held` is the first entry that would have been trimmed if the holder did not
-    need it, or ''. If `more` is True, another call may remove more entries.
+    stay. `holder` is the group that needs the entry with this ID, '@archive' if the archive needs
+    it, or '' if no entry is needed. `held` is the first entry that exceeds a limit and was kept
+    only for this holder, or ''. If `more` is True, another call may remove more entries.
     """
 
     removed: int
@@ -115,8 +116,8 @@ def drop(
 ) -> Call:
     """Build a call that removes entries beyond the limits, even if they are not acknowledged.
 
-    Use it only for a topic whose settings explicitly allow this loss. Entries before `drop_before`
-    are removed because of their age. Pass '0-0' if age does not matter. If a group in `expected`
+    Use it only for a topic whose settings explicitly allow this loss. Entries before the ID
+    `drop_before` are too old and are removed. Pass '0-0' for no age limit. If a group in `expected`
     does not exist, nothing is removed.
     """
     return scripts.build_call(
@@ -132,7 +133,7 @@ def drop(
 
 
 class Dropped(NamedTuple):
-    """The number of removed entries, and for each group, how many of them it had not read."""
+    """The number of removed entries, and the number that each group had not read yet."""
 
     removed: int
     unread: dict[str, int]
@@ -148,7 +149,7 @@ class Dropped(NamedTuple):
 def settle_missing(keys: Keys, assignment: Assignment, count: int) -> Call:
     """Build a call that settles up to `count` entries that `drop` removed while they were pending.
 
-    Only the pending entries of this group are settled.
+    The call removes them from the pending entries of this group, and counts them as dropped.
     """
     return scripts.get("missing_settle").call(
         {
@@ -164,10 +165,11 @@ def settle_missing(keys: Keys, assignment: Assignment, count: int) -> Call:
 class GroupPosition(NamedTuple):
     """The position of a group in a partition.
 
-    `needs` is the first entry that the group has not settled, or ''. `unread` is None if the server
-    cannot count the unread entries. `idle_ms` is the time since a consumer of the group was last
-    active, or None if the group never had a consumer. `dropped_unread` and `dropped_pending` are
-    the total numbers of entries that were dropped while they were unread or pending.
+    `needs` is the ID of the first entry that the group has not settled, or ''. `unread` is None if
+    the server cannot count the unread entries. `idle_ms` is the time since a consumer of the group
+    was last active, or None if the group never had a consumer. `dropped_unread` and
+    `dropped_pending` count all entries ever removed by `drop` before the group had read or settled
+    them.
     """
 
     name: str
@@ -182,8 +184,8 @@ class GroupPosition(NamedTuple):
 class PartitionPositions(NamedTuple):
     """The memory use of a partition, and the positions that limit how far it can be trimmed.
 
-    An ID is '' if there is no such entry. `bytes` is approximate, or None if the Redis user has no
-    permission to measure it.
+    An ID is '' if there is no such entry. `bytes` is an estimate, or None if the Redis user has no
+    permission for the command MEMORY.
     """
 
     length: int
@@ -199,7 +201,8 @@ class PartitionPositions(NamedTuple):
     def parse(cls, reply: Reply, key: str = TRIM) -> PartitionPositions:
         """Parse an OK reply to `measure`.
 
-        `key` is the key of the trimming record, which errors mention. Raises InvalidValueError.
+        `key` is the key of the trimming record, for error messages. Raises InvalidValueError if the
+        record contains an invalid ID.
         """
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.values
         return cls(

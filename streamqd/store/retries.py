@@ -1,7 +1,7 @@
 """Script calls that let operators list, run or cancel waiting retries and delayed sends.
 
-Both kinds are stored in the same format. The place of a retry is that of its failed entry. The
-place of a delayed send is its send ID.
+Both kinds are stored in the same format, each under a name that is called its place. For a retry,
+this is the place of its failed entry, and for a delayed send its send ID.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class Delayed(NamedTuple):
 def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call:
     """Build a call that lists up to `count` delayed messages by due time.
 
-    The page starts after the position `after`, which is the due time and place of the last row of
-    the previous page. The message in that row need not exist any longer. For the first page, pass
-    (0, '').
+    `after` is the due time and the place of the last row on the previous page, or (0, '') for the
+    first page. It does not matter if that message has been moved or canceled since.
     """
     due, place = after
     return scripts.build_call(
@@ -50,7 +49,7 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
 def rows(reply: Reply) -> tuple[list[Delayed], bool]:
     """Parse the reply to `page`. Return the rows, and True if there may be more.
 
-    There may be more even if the page has fewer rows than requested, because its size is limited.
+    A short page does not mean that there are no more rows, because pages are also limited in bytes.
     """
     return [row(each) for each in reply.values[0]], bool(reply.values[1])
 
@@ -76,8 +75,8 @@ def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
 def make_due(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
     """Build a call that makes delayed messages due immediately.
 
-    The reply has the number of messages that are due now, and the number of those that were no
-    longer waiting.
+    The reply contains the number of messages that are now due, and the number of those that were
+    not waiting any more.
     """
     _check_count(len(places))
     return scripts.build_call("retry_make_due", keys, holder, places=places)
@@ -93,9 +92,9 @@ def cancel(
     """Build a call that cancels waiting retries or delayed sends.
 
     Each item is a pair of the message's place and the fields to change. Retries are dead-lettered,
-    unless `drop` is True, in which case they are removed without a dead letter. For delayed sends,
-    `drop` must be True. For each item, the reply has one of these words: MOVED, GONE if the message
-    was not waiting, or UNREADABLE if it cannot become a dead letter.
+    or removed without a trace if `drop` is True. For delayed sends, `drop` must be True. The reply
+    contains a word for each item: MOVED, GONE if the message was not waiting, or UNREADABLE if its
+    stored form cannot be converted to a dead letter.
     """
     _check_count(len(items))
     flat: list[object] = []

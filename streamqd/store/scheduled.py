@@ -1,4 +1,4 @@
-"""Cancel a delayed send without a script, and read the stored item of one.
+"""Cancel a delayed send without a script, and parse the stored form of delayed messages.
 
 See `store.retries` for the calls that apply to delayed sends and waiting retries alike.
 """
@@ -11,10 +11,9 @@ from streamqd.store.untrusted import format_value
 
 
 def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:
-    """Build a transaction that cancels one delayed send.
+    """Build a transaction that cancels one delayed send, for users who may not run scripts.
 
-    It is for users who have no permission to run scripts. The first reply in the result of EXEC is
-    1 if the send was still waiting, and 0 otherwise.
+    The first reply in the result of EXEC is 1 if the send was still waiting, and 0 otherwise.
     """
     return [
         ("MULTI",),
@@ -25,9 +24,9 @@ def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple
 
 
 def unpack_fields(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
-    """Return the fields of a message from an item that a script has packed.
+    """Return the fields of a delayed message from the form in which a script has packed them.
 
-    Raises InvalidValueError.
+    Raises InvalidValueError if they cannot be unpacked.
     """
     try:
         texts = _texts(raw or b"")

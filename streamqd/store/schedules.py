@@ -1,8 +1,8 @@
 """Script calls that store, fire and pause schedules, and the index that maps names to partitions.
 
-A schedule is stored in the slot of the partition to which it sends. The index contains the
-partition of each schedule, so that a schedule can be found by its name. The index is in a different
-slot, and is written before the schedule itself.
+A schedule is stored in the same cluster slot as the partition to which it sends. The index contains
+the partition of each schedule, so that a schedule can be found by its name. Because the index is in
+another slot, it cannot be written in the same step, and is written before the schedule itself.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class DuePage(NamedTuple):
 class DueTick(NamedTuple):
     """A due tick to pass to `fire`.
 
-    If `tick` is None, the schedule advances without sending a message. `following_unix_ms` is the
-    next due time, or None after the last tick. `skipped` is the number of ticks before this one
-    that are skipped.
+    `tick` is the time for which a message is sent, or None to advance the schedule without sending
+    a message. `following_unix_ms` is the next due time, or None after the last tick. `skipped` is
+    the number of earlier ticks for which no message is sent.
     """
 
     name: str
@@ -83,7 +83,7 @@ class DueTick(NamedTuple):
 
 
 class IndexLine(NamedTuple):
-    """A line of the index, which contains the place of one schedule.
+    """A line of the index, which contains the place (topic and partition) of one schedule.
 
     While a schedule is moving to another partition, `origin_place` is its old place.
     """
@@ -133,8 +133,9 @@ def find_due(
 ) -> list[DueSchedule]:
     """Return the schedules that are due later than `after` and no later than `until` (unix ms).
 
-    The schedules are sorted by due time. The first `skip` schedules are left out, and at most
-    `count` are returned. Raises InvalidValueError, RedisResponseError, RedisUnavailableError.
+    The schedules are sorted by due time. The result leaves out the first `skip` of them, and
+    contains up to `count` others. Raises InvalidValueError, RedisResponseError,
+    RedisUnavailableError.
     """
     key = store.keys.schedules_due(*place)
     limits = (f"({after}", until, "WITHSCORES", "LIMIT", skip, count)
@@ -161,9 +162,9 @@ def fire(
 ) -> Call:
     """Build a call that sends the messages of due ticks and advances their schedules.
 
-    If `partitions` is given, the call does nothing unless the topic has this partition count. Pass
-    None on a cluster, where the count cannot be compared. If `group` is given, no message is sent
-    for a tick while the group has not finished the previous message of the schedule.
+    If `partitions` is given and the topic has another partition count, the call does nothing. Pass
+    None on a cluster, where the script cannot read the count. If `group` is given, no message is
+    sent for a tick while that group has not finished the schedule's previous message.
     """
     if not 1 <= len(ticks) <= TICKS_MAX:
         raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
@@ -233,9 +234,11 @@ def declare(
 ) -> Call:
     """Build a call that stores a schedule, or replaces its specification if it has changed.
 
-    `digest` is the hash of the specification `text`. `since_unix_ms` is the time at which the file
-    was read or the operator edited the schedule. If `force` is True, any existing schedule is
-    replaced.
+    `text` is the specification, and `digest` its hash. `since_unix_ms` is the time at which the
+    file was read or the operator edited the schedule. If two files declare different
+    specifications, the one that was read later replaces the other, which can replace it only after
+    no instance has declared the later one for `takeover_ms`. If `force` is True, any existing
+    schedule is replaced.
     """
     return scripts.build_call(
         "schedule_declare",
@@ -315,8 +318,8 @@ def write_index(
 ) -> IndexLine | InvalidValueError:
     """Write a line of the index, and return the line that the index now contains.
 
-    If `new` is True, an existing line is kept. The place is added to the set of places first, so
-    that housekeepers already search it when the line appears.
+    If `new` is True, an existing line is kept. Before the line, the place is written to the set of
+    places in which housekeepers look for schedules, so that none is missed.
     """
     keys = store.keys
     topic, partition = entry.place
@@ -376,9 +379,9 @@ def _label(raw: bytes) -> str:
 class StoredSchedule(NamedTuple):
     """The stored state of one schedule. A missing part is None, 0 or ''.
 
-    `text` is the specification, and `hash` its hash. `held` is the reason why the schedule is held,
-    or '' if it is not held. `tick`, `entry_id` and `late_ms` describe the last tick that sent a
-    message: its time, the ID of the entry, and its delay.
+    `text` is the specification, and `hash` its hash. `held` is the reason why the schedule is
+    stopped (one of REASONS), or '' if it is not. `tick`, `entry_id` and `late_ms` describe the last
+    tick for which a message was sent: its time, the ID of the entry, and its delay.
     """
 
     text: str | None
@@ -414,8 +417,8 @@ def copy_commands(
 ) -> list[tuple[Any, ...]]:
     """Return the commands that copy the counts and the last tick of a moving schedule to `place`.
 
-    The commands may be repeated, because they do not replace existing values. The ID of the last
-    message is not copied, because it belongs to another stream.
+    The commands do not replace existing values, so they may be repeated. They do not copy the ID of
+    the last message, because that message is in another stream.
     """
     values = {
         "tick": from_.tick,

@@ -1,9 +1,9 @@
 """Load the Lua scripts, and build calls and parse replies according to their contracts.
 
-Each file in `lua/` starts with a header that declares the keys, the arguments and the words that
-the script may return. Callers pass keys and arguments by name, and the header determines their
-positions. A file whose name starts with an underscore is a shared block, which is inserted into the
-scripts whose headers have an `@include` for it.
+Each file in `lua/` starts with a header, the contract of the script. It declares the keys, the
+arguments and the words with which a reply may start. Callers pass keys and arguments by name, and
+the header determines their positions. A file whose name starts with an underscore is a shared
+block, which is inserted into each script whose header has an `@include` line for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ GUARDS_END = "-- No writes above this line"
 class KeySpec:
     """A key that a script declares.
 
-    If the caller omits an optional key, the first key of the script is passed in its place.
+    If the caller omits an optional key, the first key of the script is passed again in its place,
+    so that the positions of the others do not change.
     """
 
     name: str
@@ -134,9 +135,9 @@ def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
 def reply(call: Call, raw: object) -> Reply:
     """Parse the server's reply to a call.
 
-    A reply is either a list that starts with a word, or a string in which the word and the values
-    are separated by spaces. The types of the values are not checked. Raises ContractError if the
-    contract does not list the word, or if there are too few values.
+    A reply is either a list that starts with a word, or a string that consists of the word and the
+    values, separated by spaces. The types of the values are not checked. Raises ContractError if
+    the script's header does not list the word, or if there are too few values.
     """
     name = call.script.name
     if isinstance(raw, bytes):
@@ -184,9 +185,10 @@ def build_call(
 ) -> Call:
     """Build a call whose keys all belong to one assignment, partition or topic.
 
-    The names in the header determine which keys these are. An optional key is passed only if its
-    name is in `optional`. If the script has an argument `group`, the group of the assignment is
-    passed automatically. Raises ContractError if an argument is missing or unknown.
+    `place` is the assignment, partition or topic, from which the keys that the header names are
+    built. An optional key is passed only if its name is in `optional`. If the script has an
+    argument `group`, the group of the assignment is passed automatically. Raises ContractError if
+    an argument is missing or unknown.
     """
     script = get(name)
     wanted = [key.name for key in script.keys if not key.optional or key.name in optional]
@@ -206,8 +208,7 @@ _FIELD = re.compile(r"-- (KEYS\[|ARGV\[|Returns |Entry |Cost |Repeat |@include )
 def parse(name: str, text: str, directory: Path) -> Script:
     """Parse one script, including its shared blocks.
 
-    Raises ContractError if the header is invalid. The error contains the invalid line, if there is
-    one.
+    Raises ContractError if the header is invalid.
     """
     lines = text.split("\n")
     first = _FIRST.fullmatch(lines[0])
@@ -247,7 +248,7 @@ def parse(name: str, text: str, directory: Path) -> Script:
 
 
 def _header_fields(lines: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
-    """Divide the lines of a header into prose and fields. Return the fields by kind.
+    """Divide the lines of a header into prose and fields, and return both, with fields by kind.
 
     An indented line continues the field before it.
     """

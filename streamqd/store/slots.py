@@ -54,8 +54,8 @@ class Redirect(NamedTuple):
 def parse_redirect(text: str, asked: Address) -> Redirect | None:
     """Parse an error of the form `MOVED slot host:port` or `ASK slot host:port`.
 
-    Return None for any other error. If the error contains no host, because the node does not know
-    its own name, the target has the host of `asked`, the node that returned the error.
+    Return None for any other error. `asked` is the node that returned the error. If the error
+    contains no host, because the node does not know its own name, the target has the same host.
     """
     parts = text.split()
     if len(parts) < 3 or parts[0] not in ("MOVED", "ASK"):

@@ -27,7 +27,7 @@ Plan = Mapping[str, Mapping[str, Sequence[int]]]  # partitions by task attempt a
 def step(stream: str, after: str, upto: str, count: int) -> Call:
     """Build a call that returns the position `count` entries after the ID `after`.
 
-    The position is never later than `upto`. `StreamStep` parses the reply.
+    The position is never after the ID `upto`. `StreamStep` parses the reply.
     """
     if not 1 <= count <= STEP_MAX:
         raise ContractError(f"stream_step: {count} entries, not 1 to {STEP_MAX}")
@@ -64,9 +64,9 @@ def query_position(
 ) -> Call:
     """Build a call that publishes how far a query has read a partition.
 
-    `entry_id` is the last entry that the query has read, and `read` the number of entries up to and
-    including it, or None if it is unknown. If `hold` is True, retention does not remove entries
-    that the query has not read, even if they exceed its limits.
+    `entry_id` is the ID of the last entry that the query has read, and `read` the number of entries
+    up to and including it, or None if that number is unknown. If `hold` is True, entries that the
+    query has not read yet are not trimmed, even if they exceed the topic's retention limits.
     """
     return scripts.build_call(
         "query_position",
@@ -82,8 +82,9 @@ def query_position(
 def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:
     """Build a call that decides which task attempts make up a batch.
 
-    The first decision is final: if a plan is already recorded for the batch, a later call returns
-    that plan. The record is kept for `ttl` seconds.
+    Spark may repeat a batch with other tasks, but only the rows of one set of attempts may be
+    published. The first decision is therefore final: if a plan is already recorded for the batch, a
+    later call returns that plan. The record is kept for `ttl` seconds.
     """
     names = {name for topics in plan.values() for name in topics}
     return scripts.get("sink_start").call(
@@ -100,7 +101,7 @@ def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, tt
     """Build a call that moves up to ROWS_MAX staged rows of an attempt to the partition.
 
     The reply contains the number of rows moved and the number of rows left. Repeat the call until
-    no rows are left. Rows that are left are kept for `ttl` seconds after each call.
+    no rows are left. If it is not repeated, the remaining rows expire after `ttl` seconds.
     """
     return scripts.get("sink_publish").call(
         {
@@ -125,9 +126,9 @@ def write_plan(plan: Plan) -> str:
 
 
 def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
-    """Parse the plan in the record of a query. Raises InvalidValueError.
+    """Parse the plan in the record of a query, with the attempts in their original order.
 
-    The attempts keep their order.
+    Raises InvalidValueError.
     """
     found = untrusted.json_object(raw, key, "plan")
     for topics in found.values():

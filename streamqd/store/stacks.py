@@ -1,7 +1,7 @@
 """Publish and read the stack of a worker that an operator has requested.
 
-After a directive `stack:TOPIC/PARTITION/GROUP`, the owner's supervisor writes the stack to a key
-that expires. There is one key for each assignment.
+After a directive `stack:TOPIC/PARTITION/GROUP`, the owner's supervisor writes the stack to a key of
+the assignment, which expires after KEPT_SECONDS.
 """
 
 from __future__ import annotations

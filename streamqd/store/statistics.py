@@ -107,8 +107,8 @@ class AssignmentFigures:
 def unix_ms(entry_id: str) -> int:
     """Return the time in an entry ID (unix ms).
 
-    Because a client may choose any ID up to 2^64, the result is limited to the largest integer that
-    readers of the figures accept.
+    A client may choose any ID up to 2^64. The result is therefore limited to INTEGER_MAX, the
+    largest integer that readers of the figures accept.
     """
     return min(int(entry_id.partition("-")[0]), untrusted.INTEGER_MAX)
 
@@ -121,7 +121,7 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
     """Parse the reply to `measure_partition`.
 
-    `key` is the key of the trimming record, which errors mention.
+    `key` is the key of the trimming record, for error messages.
     """
     length, added, first, last, dead, delayed, kept, due, queries, counted = reply.values
     trimmed_to, bad = "", None
@@ -147,8 +147,7 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
 def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
     """Return the figures of the groups that show the positions of queries (`spark:NAME`).
 
-    Because any client can create such groups, no more than QUERIES_MAX are returned. Those that
-    reported last have priority.
+    Any client can create such groups, so only the QUERIES_MAX that reported last are returned.
     """
     found = [
         QueryFigures(
@@ -171,8 +170,8 @@ def measure_assignment(keys: Keys, assignment: Assignment) -> Call:
 def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | None:
     """Parse the reply to `measure_assignment`.
 
-    Return None if the group does not exist on the partition. Errors mention `key`, the key that
-    holds the due times of retries.
+    Return None if the group does not exist on the partition. `key` is the key that holds the due
+    times of retries, for error messages.
     """
     if reply.word == "NOGROUP":
         return None
@@ -194,8 +193,8 @@ GROUPS_MAX = 1_000  # if the dead letters belong to more groups than this, all c
 class DeadLetterCount:
     """The numbers of dead letters of one partition by group.
 
-    Dead letters are counted in several calls. `after` is the ID of the last one counted so far.
-    `whole` is True if all are counted.
+    It may take several calls to count all dead letters. `after` is the ID of the last one counted
+    so far, and `whole` is True once all are counted.
     """
 
     by_group: Mapping[str, int] = field(default_factory=dict)
@@ -208,7 +207,7 @@ class DeadLetterCount:
 
 
 def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetterCount) -> Call:
-    """Build a call that counts the next dead letters after the `known` ones."""
+    """Build a call that continues the count `known` with the next dead letters."""
     place = topic, partition
     return scripts.build_call(
         "dead_letters_measure", keys, place, after=known.after, count=DEAD_LETTERS_AT_ONCE
@@ -216,9 +215,9 @@ def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetter
 
 
 def merge_dead_letter_count(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
-    """Add the counts in the reply to the `known` ones.
+    """Return the count `known`, continued with the counts in the reply.
 
-    If dead letters were removed in the meantime, the count starts again from the first one.
+    If dead letters were removed since the count was started, it starts again from the first one.
     """
     counted, last, more, there = reply.values
     found = Counter(known.by_group)
@@ -246,8 +245,8 @@ def _backlog(raw: list[Any]) -> Backlog:
 def parse_due_time(raw: bytes, key: str = "a due time", field: str = "") -> int | None:
     """Parse a due time (unix ms). Return None for an empty reply, because no message is delayed.
 
-    Another client may have set any score, even a negative one. The script limits it to the integers
-    that can be represented exactly. Errors mention `key` and `field`.
+    Another client may have set any due time, even a negative one, but the script limits it to
+    integers that a double represents exactly. `key` and `field` are for error messages.
     """
     if not raw:
         return None

@@ -27,7 +27,7 @@ class Store:
         return self.connection.run(call)
 
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
-        """Run scripts whose calls are sent in one write, and return their replies in call order."""
+        """Send all script calls in one write, and return their replies in the same order."""
         return self.connection.run_many(calls)
 
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:

@@ -1,9 +1,9 @@
 """Create and read topics, and maintain the registry of their names.
 
 Producers use these functions to create the topics to which they write. The supervisor and the
-administration use them too. Unlike in most modules of this package, most functions run their
-commands themselves instead of returning calls: the metadata of a topic and the registry are in
-different slots, and no caller has other commands to send together with them.
+administration use them too. Most functions in this package return calls, so that the caller can
+send several together. Most functions here run their commands themselves, because the metadata of a
+topic and the registry are in different slots, and no caller has other commands to send with them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class TopicMeta(NamedTuple):
 def create(store: Store, name: str, topic: Topic) -> int:
     """Create a topic unless it exists, and register its name. Return its partition count.
 
-    If the topic already exists, its count may differ from the requested one. Raises
-    RedisResponseError with the code DELETING while the topic is being deleted, and
-    InvalidValueError if the stored count is invalid.
+    If the topic already exists, its settings are not changed, so its count may differ from the
+    requested one. Raises RedisResponseError with the code DELETING while the topic is being
+    deleted, and InvalidValueError if the stored count is invalid.
     """
     reply = store.run(create_call(store.keys, name, topic))
     if reply.word == "DELETING":
@@ -55,8 +55,8 @@ def create(store: Store, name: str, topic: Topic) -> int:
 def create_call(keys: Keys, name: str, topic: Topic) -> Call:
     """Build a call that creates a topic.
 
-    The reply is OK if the topic was created, EXISTS with the existing count and settings, or
-    DELETING while the topic is being deleted.
+    The reply is OK if the topic was created. If it already exists, the reply is EXISTS with its
+    count and settings, or DELETING while it is being deleted.
     """
     return scripts.build_call(
         "topic_create",
@@ -71,8 +71,8 @@ def create_call(keys: Keys, name: str, topic: Topic) -> Call:
 def configure_call(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]) -> Call:
     """Build a call that replaces the registered settings of a topic.
 
-    `seen` is the result of `read_settings`. Nothing is changed if the settings are no longer equal
-    to it.
+    `seen` is the result of `read_settings` on which the new settings are based. If the settings
+    have changed since then, the call changes nothing.
     """
     return scripts.build_call(
         "topic_configure", keys, (name,), seen=seen, settings=_to_json(settings)
@@ -82,8 +82,8 @@ def configure_call(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]
 def retire_call(keys: Keys, name: str) -> Call:
     """Build a call that starts the deletion of a topic.
 
-    The reply is OK with the partition count, even if the call is repeated. It is MISSING if the
-    topic does not exist.
+    The reply is OK with the partition count, which is still stored when the call is repeated. It is
+    MISSING if the topic does not exist.
     """
     return scripts.build_call("topic_retire", keys, (name,))
 
@@ -163,10 +163,7 @@ def parse_partition_count_reply(keys: Keys, name: str, reply: Sequence[bytes | N
 
 
 def count_streams(store: Store, name: str) -> int:
-    """Count the partitions in the set of partition streams.
-
-    Counting starts at partition 0 and stops before the first number that is missing.
-    """
+    """Return the number of consecutive partitions, from 0, in the topic's set of streams."""
     streams = set(store.execute("SMEMBERS", store.keys.partitions(name)))
     count = 0
     while count < PARTITIONS_MAX and store.keys.stream(name, count).encode() in streams:
@@ -198,10 +195,9 @@ def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -
 
 
 def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
-    """Return the metadata of each topic, in the same order.
+    """Return the metadata of each topic, in the same order, in one round trip.
 
     The element is None for a topic that does not exist, or an error if the metadata cannot be read.
-    This takes one round trip.
     """
     replies = store.pipeline([("HMGET", store.keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []
@@ -244,8 +240,8 @@ def missing_count_error(key: str) -> InvalidValueError:
 def parse_partition_count(name: str, raw: bytes, key: str = "") -> int:
     """Parse the partition count of the topic `name`.
 
-    Raises InvalidValueError if the count is invalid. No other count is assumed in its place,
-    because messages could then be sent to partitions that no group reads.
+    Raises InvalidValueError if the count is invalid. There is no default, because a wrong count
+    could send messages to partitions that no group reads.
     """
     key = key or f"the meta of topic {name}"
     return untrusted.integer(raw, key, "partitionCount", low=1, high=PARTITIONS_MAX)

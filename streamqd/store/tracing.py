@@ -23,8 +23,9 @@ class Copy(NamedTuple):
 def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Call:
     """Build a call that reads up to `count` entries with their bodies.
 
-    `first` and `last` are the arguments of XRANGE, or those of XREVRANGE if `newest` is True. If
-    the bodies are large, the page ends with the entry that takes their total size above BYTES_MAX.
+    `first` and `last` are the arguments of XRANGE, or those of XREVRANGE if `newest` is True. The
+    page also ends after the entry with which the total size of the bodies exceeds BYTES_MAX of
+    `store.items`.
     """
     return scripts.get("stream_page").call(
         {"stream": stream}, first=first, last=last, count=count, newest=newest

@@ -123,9 +123,9 @@ class Transport:
     def send(self, packed: Sequence[bytes], needed: int = 1) -> None:
         """Send packed commands together.
 
-        Raises RedisUnavailableError. Its `sent` is True only if the first `needed` commands may
-        have been sent completely. For a transaction, pass the number of commands up to its EXEC,
-        because the server executes nothing before the EXEC arrives.
+        If sending fails, raises RedisUnavailableError. Its `sent` is True only if the first
+        `needed` commands may have been sent completely. For a transaction, pass the number of
+        commands up to and including its EXEC, because the server executes nothing before that.
         """
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
         done = 0
@@ -161,8 +161,8 @@ class Transport:
 
         An error reply is appended as a RedisResponseError. If `silence` is given, the exchange has
         no total time limit, as long as data arrives at least every `silence` seconds. Raises
-        RedisUnavailableError, or ReplyTooLargeError if more than `bytes_max` bytes arrive. Replies
-        that were received before the error stay in `replies`.
+        ReplyTooLargeError if more than `bytes_max` bytes arrive, and RedisUnavailableError if a
+        reply is missing. Replies that were received before the error stay in `replies`.
         """
         gets, most = self._reader.gets, self.received + bytes_max
         try:
@@ -185,8 +185,9 @@ class Transport:
     def is_closed(self) -> bool:
         """Return True if the connection can no longer be used.
 
-        This is the case if the server has closed it while it was idle, or if an exchange was given
-        up before its reply arrived. Raises RedisUnavailableError if there is an unread reply.
+        This is the case if the server has closed it while it was idle, or if a caller did not wait
+        for all replies of the last exchange. Raises RedisUnavailableError if data has arrived that
+        does not belong to any exchange.
         """
         if self.is_reply_due:
             return True
@@ -200,7 +201,7 @@ class Transport:
                 return False  # the data was a record of TLS itself
             except OSError:
                 return True
-        # Raise an error, because the next read would return the reply to an earlier command.
+        # Raise an error. Otherwise, the next exchange would take this data for its own reply.
         raise RedisUnavailableError("the connection holds an unread reply", sent=False)
 
     def close(self) -> None:
@@ -280,8 +281,8 @@ def connect(
 ) -> Transport:
     """Connect to a server before `end` (monotonic).
 
-    Opening the TCP connection may take up to `patience` seconds of this time. Raises OSError, also
-    if the certificate is not trusted, or UnicodeError for some invalid names.
+    Opening the TCP connection may take up to `patience` seconds of this time. Raises OSError, for
+    example if the certificate is not trusted, or UnicodeError for some invalid names.
     """
     # A Unix socket whose backlog is full may have room later, so use all the time for it.
     sock = _dial(addresses, end if endpoint.path else min(end, time.monotonic() + patience))
@@ -302,8 +303,8 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in KEEPALIVE.items():
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            # Use only half of the time, so that some is left for the other addresses if this one
-            # does not answer.
+            # Use only half of the remaining time if there are more addresses, so that some is left
+            # for them if this one does not answer.
             sock.settimeout(_seconds_left(end) / 2 if follow else _seconds_left(end))
             _reach(sock, address, end)
         except BaseException as error:

@@ -117,7 +117,7 @@ def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | Non
 
 
 def label(raw: bytes) -> str:
-    """Return a name that another client chose. It may be any bytes, so invalid ones are escaped."""
+    """Return a name that another client chose, with bytes that are not valid UTF-8 escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
