@@ -77,8 +77,8 @@ __all__ = [
     "schedule",
 ]
 
-# Each name is imported when it is first used. Otherwise the command, its workers and each of
-# Spark's many Python processes would load a Redis client only to read the version.
+# Each name is imported when it is first used. Otherwise, commands, workers and each of Spark's many
+# Python processes would load a Redis client only to read the version.
 _MODULES = {
     "streamqd.errors": (
         *(

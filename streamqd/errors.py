@@ -1,7 +1,7 @@
 """The exceptions of streamqd.
 
-The docstring of an exception describes what happened and what to do. The message of an instance
-adds the details. This module does not import the rest of the package.
+The docstring of an exception says what happened and what to do, and the message of an instance adds
+the details. This module does not import the rest of the package.
 """
 
 from __future__ import annotations
@@ -58,10 +58,13 @@ class OutcomeUnknownError(RedisUnavailableError):
 
 
 class RefusalKind(Enum):
-    """The kinds of error replies, by their first word. Most callers test the kind, not the word."""
+    """The kinds of error replies, by their first word.
+
+    Most callers test the kind and not the word.
+    """
 
     NOT_READY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
-    BUSY = ("BUSY",)  # a script runs for too long
+    BUSY = ("BUSY",)  # a script has been running for too long
     REPLICA = ("READONLY",)  # the node is not a master, or is no longer one
     MOVED = ("MOVED", "ASK")  # another node of the cluster serves the key
     NO_REPLICAS = ("NOREPLICAS",)  # the master rejects writes until its replicas are back
@@ -105,7 +108,7 @@ class RedisResponseError(StreamqdError):
 
     @property
     def transient(self) -> bool:
-        """True if the same command may succeed shortly afterwards, without any change."""
+        """True if the same command may succeed shortly afterwards, without any other change."""
         return self.kind in _TRANSIENT
 
 

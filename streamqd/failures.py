@@ -2,8 +2,8 @@
 
 Each assignment has a table in its slot of the scoreboard. A row contains the class of an exception
 or the exit of a process, the number of such failures, and the time of the last one. It never
-contains a message or a traceback, which could include parts of a payload. The worker writes the
-table when a handler fails. While no worker is running, the supervisor writes it.
+contains messages or tracebacks, which could include parts of a payload. The worker writes the table
+when a handler fails. While no worker is running, the supervisor writes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 ROWS = 12
-HOUSEKEEPING = "housekeeping"  # first word in the names of failures of housekeeping tasks
+HOUSEKEEPING = "housekeeping"  # first word in the name of a failed housekeeping task
 _NAME_BYTES = 80
 _ROW = struct.Struct(f"<QQ{_NAME_BYTES}s")  # count, `now_ns` time of the last failure, name
 _COUNT = struct.Struct("<QQ")  # the first two fields of a row
@@ -67,5 +67,5 @@ class RecentFailures:
 @lru_cache(maxsize=ROWS)
 def _cut(name: str) -> bytes:
     raw = name.encode("utf-8", "replace")[:_NAME_BYTES]
-    # Drop a character that was cut in the middle.
+    # A character that was cut in the middle is dropped.
     return raw.decode("utf-8", "ignore").encode().ljust(_NAME_BYTES, b"\0")

@@ -1,8 +1,8 @@
-"""Controls what a forked child inherits: the supervisor's memory pages, and the environment.
+"""Control what a forked child inherits: the supervisor's memory pages, and the environment.
 
-Parent and child share a page until either of them writes to it. In Python, even reading an object
-writes to its page, because the reference count is stored there. How much memory a child uses
-therefore depends on the preparation before the fork.
+Parent and child share a page of memory until one of them writes to it. In Python, even reading an
+object writes to its page, because the page contains the reference count. How much memory a child
+uses therefore depends on how its parent was prepared before the fork.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from streamqd import config
 _SUPERVISOR_ONLY = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
 
 # Number of new objects after which the garbage collector runs. A worker holds thousands of
-# short-lived messages, coroutines and tasks. With Python's default of 700, it would spend a fifth
-# of its time in the collector.
+# short-lived messages, coroutines and tasks, so with Python's default of 700, it would spend a
+# fifth of its time in the collector.
 YOUNG_OBJECTS = 5_000
 _PYTHONS = (700, 2_000)  # Python's defaults: 700, and 2,000 since Python 3.13
 
@@ -27,10 +27,10 @@ _at_freeze: dict[str, str | None] | None = None
 def freeze() -> None:
     """Exclude all objects from garbage collection before forking, so that pages stay shared.
 
-    The collector then runs less often on new objects, unless its threshold was changed from
-    Python's default. Changes of the environment after this call are not noticed.
+    The collector is also made to run less often, unless the program has changed its threshold. The
+    environment for children is computed now, so later changes have no effect.
 
-    Garbage is frozen too. If it were collected first, it would leave gaps between the shared
+    Garbage is frozen as well. If it were collected first, it would leave gaps between the shared
     objects. Each child would put its own objects into these gaps, and so copy the pages.
     """
     global _at_freeze
@@ -45,8 +45,8 @@ def before_fork() -> None:
     """Clear the interpreter's type attribute cache.
 
     Otherwise, each lookup in a child would replace an older name in the cache, and decrement the
-    reference count of that name. These names are on many pages, and the child would get its own
-    copy of each page.
+    reference count of that name. These names are spread over many pages, all of which the child
+    would have to copy.
     """
     if sys.version_info < (3, 12):  # since 3.12, names are immortal
         sys._clear_type_cache()  # noqa: SLF001 - documented, and meant to be called
@@ -55,7 +55,7 @@ def before_fork() -> None:
 def limit_environment() -> None:
     """Remove the supervisor's own variables from the environment.
 
-    Called in a child, before it runs any user code.
+    Call this in a child before it runs any user code.
     """
     changes = _environment_changes() if _at_freeze is None else _at_freeze
     for name, text in changes.items():
@@ -68,8 +68,8 @@ def limit_environment() -> None:
 def prefer_as_oom_victim() -> None:
     """Make the kernel kill this process before the supervisor if memory runs out.
 
-    Called in a child. It does not use `pathlib`, because the child would have to copy its pages.
-    Raises OSError.
+    Call this in a child. It does not use `pathlib`, because the child would have to copy the pages
+    of that module. Raises OSError.
     """
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     try:
@@ -79,7 +79,7 @@ def prefer_as_oom_victim() -> None:
 
 
 def _environment_changes() -> dict[str, str | None]:
-    """Return the variables to change for children: the new text of each, or None to remove it."""
+    """Return the variables to change for children: their new values, or None to remove them."""
     shown = dict(os.environ)
     config.scrub(shown)
     changed = {name: shown.get(name) for name in os.environ if shown.get(name) != os.environ[name]}

@@ -1,8 +1,8 @@
 """The reason why a running worker is not starting a message, in shared memory.
 
-The reasons are stored in words of an assignment's slot in the scoreboard. Only the assignment's
-worker writes them. Such a wait is not the worker's fault, so no crash is counted against a message
-because of it, and it does not count towards the time limits of a run.
+The reasons are stored in words of an assignment's slot in the scoreboard, which only the
+assignment's worker writes. Such a wait is not caused by a message, so no crash is counted against a
+message because of it, and it does not count towards the time limits of a run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 _KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(6)
 
-# Words that contain the state of the guards, from which the next worker continues. Each is an
-# integer, 0 or greater.
+# Words with the state of the guards, from which the next worker continues. Each of them is an
+# integer that is not negative.
 CIRCUIT, FLOOD, SETTLED_SO_FAR = range(6, 10), range(10, 13), range(13, 14)
 
 
@@ -22,14 +22,14 @@ class Wait(enum.IntEnum):
 
     NOTHING = 0
     BLOCKED = 1  # the oldest message failed, and must run again before all others
-    FULL = 2  # too many messages with held keys are in flight, so none is read
+    FULL = 2  # the oldest message failed, and must run again before any other
     OPEN = 3  # the circuit breaker is open, because a dependency is down
     PROBING = 4  # the circuit breaker is half open, so one message runs at a time
     FLOODED = 5  # the flood guard has paused the partition
     RATED = 6  # the rate limit is reached
 
 
-# Names of the waits in `status` and `top`. For a worker with a rate limit, "throttled" is normal.
+# Names of the waits in `status` and `top`. "throttled" is normal for a worker with a rate limit.
 WORDS = {
     Wait.BLOCKED: "blocked",
     Wait.FULL: "full",
@@ -44,8 +44,9 @@ class Waiting(NamedTuple):
     """The current wait. `until_ns` is its end on the `now_ns` clock, or 0 if the end is unknown.
 
     `held` is the number of messages that wait for a failed message with the same key, and
-    `held_keys` is the number of these keys. `opened` counts how often the circuit breaker has
-    opened, and `flooded` how often the flood guard has paused the partition.
+    `held_keys` is the number of these keys. `opened` is the number of times that the circuit
+    breaker has opened, and `flooded` the number of times that the flood guard has paused the
+    partition.
     """
 
     kind: Wait
@@ -59,7 +60,7 @@ class Waiting(NamedTuple):
 class IdleReason:
     """The words of one assignment.
 
-    The counts survive a restart of the worker, which calls `reset`.
+    Each new worker calls `reset`, which keeps the counts.
     """
 
     def __init__(self, words: memoryview[int]) -> None:

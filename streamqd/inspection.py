@@ -1,4 +1,4 @@
-"""Checks the configuration and the state that each Redis master reports."""
+"""Check the configuration and the state that each Redis master reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamqd.config import Settings, topology
 from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store.client import Connection, ServerFacts, server_facts
 
-_STARTING = (RefusalKind.NOT_READY, RefusalKind.BUSY)  # the server may be ready soon
+_STARTING = (RefusalKind.NOT_READY, RefusalKind.BUSY)  # the server may be ready in a few seconds
 
 
 def ask_servers(
@@ -18,10 +18,12 @@ def ask_servers(
     interrupted: Callable[[], bool] = lambda: False,
     waits: Callable[[Exception], None] = lambda _error: None,
 ) -> list[ServerFacts]:
-    """Return the facts about each master. Waits up to `patience` seconds while they are starting.
+    """Return the facts about each master.
 
-    If there is still time to try again, `waits` is called once, with the first error. Raises
-    RedisUnavailableError.
+    If some are still starting, wait up to `patience` seconds.
+
+    If the first attempt fails and there is time for another one, `waits` is called once, with the
+    error. Raises RedisUnavailableError.
     """
     deadline, waiting = time.monotonic() + patience, False
     while True:
@@ -98,7 +100,7 @@ def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]
 
 
 def _check_kind(facts: ServerFacts, settings: Settings) -> list[str]:
-    """Return a problem if the URL does not match the kind of server at its address."""
+    """Return a problem if the URL does not fit the kind of server at its address."""
     where = topology.parse(settings.redis.url)
     if facts.mode == "sentinel":
         return [

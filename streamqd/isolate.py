@@ -1,7 +1,7 @@
 """Isolation: an unexpected error for one subject, such as an assignment, affects no other subject.
 
 A loop over many subjects calls an `Isolate` for each of them. The supervisor and the housekeeper
-each have their own `Isolate`.
+have different ones.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The position of a worker's long poll, in shared memory.
 
-A worker that is waiting for messages may receive nothing for seconds, even if its connection is
-dead. It therefore records the last entries that it has received. The housekeeper uses its own
-connection to check if there is a later entry, which the worker should have received. The position
-is stored in words of an assignment's slot in the scoreboard. The housekeeper writes the last word,
-and the worker writes the others.
+A worker that waits for messages may receive nothing for seconds, so it does not notice that its
+connection is dead. It therefore records the IDs of the last entries that it has received. The
+housekeeper checks, over its own connection, whether there is a later entry that the worker should
+have received. The position is stored in words of the assignment's slot in the scoreboard. The
+housekeeper writes the last of these words, and the worker writes the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _WORD_MAX = (1 << 64) - 1
 
 
 class Poll(NamedTuple):
-    """One long poll: its start (`now_ns` clock, unique) and the last entry IDs received before."""
+    """One long poll: its start (`now_ns` clock, unique) and the last entry IDs received before.
+
+    `retry` is the ID from the retry stream, and `main` the one from the partition.
+    """
 
     since_ns: int
     retry: bytes
@@ -32,7 +35,7 @@ class PollWords:
     def begin(self, since_ns: int, retry: bytes, main: bytes) -> None:
         """Record that the worker is waiting for entries after these IDs, which it has received."""
         words = self._words
-        words[_SINCE_NS] = 0  # no process may use the IDs until all words are written
+        words[_SINCE_NS] = 0  # the IDs must not be used until all words are written
         words[_RETRY_MS], words[_RETRY_SEQ] = _parts(retry)
         words[_MAIN_MS], words[_MAIN_SEQ] = _parts(main)
         words[_SINCE_NS] = since_ns

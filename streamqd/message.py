@@ -13,8 +13,8 @@ from streamqd.config.setting import NAME
 from streamqd.dead_letter import DeadLetter
 from streamqd.model import Assignment, RawEntry
 
-# Bookkeeping fields. They are trusted only in the retry stream, which only streamqd writes. In the
-# partition stream, a producer can write any value to them. The fields with a message's origin are
+# Bookkeeping fields. They are trusted only in the retry stream, to which only streamqd writes. In a
+# partition, a producer can write any value to them. The fields that contain a message's origin are
 # trusted everywhere, because they only name the message and affect no decision.
 ORIGINAL_ID = b"originalId"
 ORIGINAL_TOPIC = b"originalTopic"
@@ -26,17 +26,17 @@ FORGIVEN_AT = b"forgivenAt"
 # The error of the last failed run and its place in the code, for display only.
 LAST_ERROR = b"lastError"
 LAST_ERROR_PLACE = b"lastErrorPlace"
-# The span of the last failed run, as a traceparent. The next run's span links to it.
+# The span of the last failed run, as a traceparent, to which the span of the next run links.
 LAST_RUN = b"lastRun"
 RUN_REFERENCE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # trace, span, flags
-HEADERS_MAX = 256  # limit of headers in one message
+HEADERS_MAX = 256  # maximum headers of one message
 REPLAY_OF = "x-replay-of"  # header that `pipeline replay` sets to the original message
 # Fields that a producer sets. They are trusted everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
 
 
-_DIGITS_MAX = 18  # limit of digits, since streamqd never writes a longer count
+_DIGITS_MAX = 18  # maximum digits, as streamqd never writes a longer count
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
@@ -48,7 +48,7 @@ def _ignore_progress() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The recipient of entries. It is the same for all messages of a worker."""
+    """The worker to which entries are delivered. All messages of a worker share this."""
 
     assignment: Assignment
     instance: str
@@ -67,7 +67,7 @@ class Message:
 
     __slots__ = ("__dict__", "_delivery", "_fields", "_retried", "id_bytes")
 
-    failures_in_place = 0  # failed runs since it was fetched, if it stayed in flight
+    failures_in_place = 0  # failed runs since it was fetched, if it has stayed in flight
     due_in_place_ns = 0  # `now_ns` time of its next run, if an earlier owner kept it in flight
 
     def __init__(
@@ -83,14 +83,14 @@ class Message:
 
     @cached_property
     def fields(self) -> dict[bytes, bytes]:
-        """All fields of the entry, as stored. If a name occurs twice, the last value counts."""
+        """All fields of the entry, as stored. If a name occurs twice, its last value is used."""
         return dict(zip(self._fields[::2], self._fields[1::2], strict=False))
 
     @property
     def payload(self) -> bytes:
-        """The body, as it was sent. It is empty if the entry has no payload."""
+        """The body, exactly as it was sent. It is empty if the entry has no payload."""
         fields = self._fields
-        # If another field or a value is also named `payload`, use the slower lookup below.
+        # The shortcut cannot be used if another field or a value is also named `payload`.
         if (
             fields
             and fields[0] == b"payload"
@@ -182,7 +182,7 @@ class Message:
     def original_id(self) -> str:
         """The ID of the first write.
 
-        It is the field `originalId` if this field contains an entry ID, and otherwise `id`.
+        This is the field `originalId` if it contains an entry ID, and otherwise `id`.
         """
         written = self._field(ORIGINAL_ID)
         if written is None or not _ENTRY_ID.fullmatch(written):
@@ -223,7 +223,7 @@ class Message:
         """
         names = self._fields
         if len(names) < 3 or (EXPIRES_AT not in names and EXPIRES_AFTER not in names):
-            return None  # a cheap check comes first, because this runs for every message
+            return None  # cheap check first, as this runs for every message
         if self._delivery.assignment.reads_dead_letters:
             return None
         at, after = (self.fields.get(name, b"") for name in (EXPIRES_AT, EXPIRES_AFTER))
@@ -249,13 +249,13 @@ class Message:
         """Report progress of this run. `why` and `status --json` show the time of the last report.
 
         The call is cheap. It does not extend `timeout` or `hard_timeout`, which count from the
-        start of the run. A long run keeps its message even if it reports no progress.
+        start of the run. Even without any reports, a long run keeps its message.
         """
         self._delivery.progress()
 
     def _field(self, name: bytes) -> bytes | None:
-        # Most messages do not have such a field, so check that before building the dict of all
-        # fields.
+        # Most messages do not have such a field, so this is checked before the dict of all fields
+        # is built.
         return self.fields.get(name) if name in self._fields else None
 
     def _count(self, name: bytes, *, believed: bool = False) -> int:
@@ -271,7 +271,7 @@ def messages_of_read(
     """Return messages for the entries of one stream, and True if any of them may expire."""
     new, messages, may_expire = Message.__new__, [], False
     for entry_id, fields in entries:
-        message = new(Message)  # like the constructor, in a third of the time
+        message = new(Message)  # like a constructor, in a third of the time
         message._delivery = delivery  # noqa: SLF001 - it is our own class
         message.id_bytes = entry_id
         message._fields = fields
@@ -284,12 +284,12 @@ def messages_of_read(
 
 def has_field(message: Message, name: bytes) -> bool:
     """Return True if the entry has a field with this name."""
-    # The list also contains values, but for most messages it is enough to rule out the field.
+    # This list also contains values, but it is enough to rule out the field for most messages.
     return name in message._fields and name in message.fields
 
 
 def export_notes(message: Message) -> dict[str, Any]:
-    """Return the worker's notes on a message that stays in flight. `restore_message` takes them."""
+    """Return the worker's notes on a message that stays in flight, for `restore_message`."""
     return {name: value for name, value in vars(message).items() if name in _NOTE_FIELDS}
 
 
@@ -299,9 +299,10 @@ _NOTE_FIELDS = ("failures_in_place", "due_in_place_ns", "forgiven_at")
 def restore_message(
     message: Message, id_bytes: bytes, *, retried: bool, noted: dict[str, Any] | None = None
 ) -> Message:
-    """Return a copy of a message in the state that it had before the handler ran.
+    """Return a copy of a message as it was before the handler ran.
 
-    A handler may assign to any attribute, so settlement must use the values from before the run.
+    A handler may assign to any attribute, so the values from before the run are needed to settle
+    the message.
     """
     own = Message.__new__(Message)  # as in `messages_of_read`
     own._delivery = message._delivery  # noqa: SLF001 - it is our own class

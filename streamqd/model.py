@@ -9,19 +9,19 @@ TopicPartition = tuple[str, int]  # topic name and partition number
 RawEntry = list[Any]  # a stream entry as Redis returns it: [id, [name, value, …]]
 
 DLQ_SUFFIX = (
-    "@dlq"  # suffix of groups that read dead letters, while configured names never contain an @
+    "@dlq"  # ends the names of groups that read dead letters; configured names never contain an @
 )
 
-QUERY_PREFIX = "spark:"  # prefix of groups that only record a Spark query's position
+QUERY_PREFIX = "spark:"  # starts the names of groups that only record a Spark query's position
 
-# Names that commands use as the owner while they own an assignment for a short time.
+# Commands that own an assignment for a short time use these names as its owner.
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
-LANES_MAX = 4096  # limit of coroutines that one worker runs at a time
-THREADS_MAX = 128  # limit of threads in one worker, each of which has its own stack
+LANES_MAX = 4096  # maximum coroutines that one worker runs at a time
+THREADS_MAX = 128  # maximum threads of one worker, each of which has its own stack
 
-# Limit of entries that one worker has in flight: 256 from each of two streams, and the running
+# Maximum entries that one worker has in flight: 256 from each of its two streams, and the running
 # ones. Every table, list and argument for entries in flight has room for this number.
 FETCHED_MAX = 2 * 256
 ENTRIES_MAX = FETCHED_MAX + LANES_MAX
@@ -34,8 +34,8 @@ BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 class Uid(str):
     """The uid of a message, the string `topic/partition/id`, with its three parts as attributes.
 
-    Because the attribute `partition` is the number of the partition, the string method with the
-    same name is not available.
+    The attribute `partition` is the number of the partition, so the string method with the same
+    name is not available.
     """
 
     __slots__ = ()
@@ -59,7 +59,7 @@ class Uid(str):
     def is_duplicate(self) -> bool:
         """True if nothing was written, because a message with the same `dedup_id` already exists.
 
-        The uid is then that of the existing message. It can be a message that this very send wrote,
+        The uid is then that of the existing message. This same send may have written that message,
         if the reply was lost and the producer repeated the send.
         """
         return isinstance(self, _DuplicateUid)
@@ -68,7 +68,7 @@ class Uid(str):
 class _DuplicateUid(Uid):
     """The uid of a duplicate.
 
-    This is a subclass, because an attribute would cost memory and time for every uid.
+    This is a class of its own, because an attribute would cost memory and time for every uid.
     """
 
     __slots__ = ()
@@ -80,9 +80,9 @@ def duplicate_uid(uid: str) -> Uid:
 
 
 class Assignment(NamedTuple):
-    """The assignment of ownership: one partition of a topic, or its dead letters, for one group.
+    """One partition of a topic, or its dead letters, for one group. Instances own assignments.
 
-    For dead letters, the group is the configured name followed by `@dlq`.
+    For dead letters, `group` is the configured name followed by `@dlq`.
     """
 
     topic: str
@@ -96,7 +96,7 @@ class Assignment(NamedTuple):
 
     @property
     def is_of_query(self) -> bool:
-        """True for the position of a Spark query, which no instance ever owns."""
+        """True if the assignment is the position of a Spark query, which no instance ever owns."""
         return self.group.startswith(QUERY_PREFIX)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Assignment(NamedTuple):
 class Lease(NamedTuple):
     """The right to settle an assignment's messages. It is valid while the fence contains `token`.
 
-    `epoch` counts the owners of the assignment. It is 0 where the count is not needed.
+    `epoch` increases with each change of owner. It is 0 where it is not needed.
     """
 
     assignment: Assignment
@@ -133,9 +133,9 @@ class RetryPolicy:
     """The rules by which failed messages are retried or dead-lettered.
 
     The fields have the same meaning as a consumer's settings with the same names. `max_age` is
-    `retry_max_age` in seconds. For `max_attempts` and `max_crashes`, 0 means no limit. `retry_on`
-    and `dead_on` contain exception classes or their names. After an exception that is in neither,
-    the message is retried if `retry_on` is empty, and dead-lettered otherwise.
+    `retry_max_age` in seconds. For `max_attempts` and `max_crashes`, 0 means that there is no
+    limit. `retry_on` and `dead_on` contain exception classes or their names. If an exception is in
+    neither, the message is retried if `retry_on` is empty, and dead-lettered otherwise.
     """
 
     max_attempts: int = 5
@@ -154,8 +154,8 @@ class RetryPolicy:
 class Failed:
     """An outcome: the handler raised an exception, or exceeded its soft time limit.
 
-    `lineage` holds the qualified and bare names of the exception's class and its bases, most
-    derived first, so that policies can name a base class.
+    `lineage` contains the names of the exception's class and of its bases, most derived first, both
+    with and without their modules. Policies can therefore name a base class.
     """
 
     error_class: str
@@ -169,7 +169,7 @@ class Failed:
 class RetryAsked:
     """An outcome: the handler raised `Retry`.
 
-    `after` is in seconds, and None means the backoff of the policy.
+    `after` is the delay in seconds. None means the backoff of the policy.
     """
 
     after: float | None
@@ -208,7 +208,7 @@ class RetryVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadVerdict:
-    """A verdict that moves the message to the dead-letter stream, for one of several reasons."""
+    """A verdict that moves the message to the dead-letter stream, for one of the reasons below."""
 
     # dead | undecodable | attempts | crashes | too-old | not-retried. Messages that are too-large
     # or canceled are dead-lettered without a verdict. `dead_letter.REASONS` lists all words.
@@ -219,8 +219,8 @@ class DeadVerdict:
 class ReleaseVerdict:
     """A verdict that leaves the message pending and counts no attempt.
 
-    `in_place` means the same as in `RetryVerdict`. If it is False, the message runs again after the
-    next listing of pending entries.
+    `in_place` means the same as in `RetryVerdict`. If it is False, the message runs again when the
+    worker lists its pending entries the next time.
     """
 
     in_place: bool = False

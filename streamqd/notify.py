@@ -1,8 +1,8 @@
 """Notifications to the service manager, as in sd_notify(3), but without a library.
 
-The supervisor uses this module. No function here raises or blocks, because a daemon must not fail
-if systemd is slow or missing. No file descriptor stays open between calls, so children have nothing
-to close.
+The supervisor uses this module. No function raises or blocks, because a daemon must not fail if
+systemd is slow or missing. No file descriptor stays open between calls, so children have nothing to
+close.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def forget(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
 
 
 def _status(text: str) -> tuple[str, ...]:
-    # Put the status on one line, because a line break would start another variable.
+    # The status is put on one line, because a line break would start another variable.
     return (f"STATUS={' '.join(text.split())}",) if text else ()
 
 
 def _address(value: str) -> str | bytes | None:
     if value.startswith("@"):
         return b"\0" + os.fsencode(value[1:])  # a socket in the abstract namespace
-    # Other addresses, such as vsock, are for virtual machines.
+    # Other kinds of addresses, such as vsock, are for virtual machines and are ignored.
     return value if value.startswith("/") else None
 
 

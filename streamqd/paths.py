@@ -1,7 +1,8 @@
-"""Builds safe paths below one of streamqd's directories, from names that another program chose.
+"""Build safe paths below one of streamqd's directories, from names that another program chose.
 
-Topics, groups and instances become parts of paths. With `..`, an absolute part or a symbolic link,
-a path would leave the directory, and streamqd would write or remove files of another program.
+Names of topics, groups and instances become parts of paths. With `..`, an absolute part or a
+symbolic link, a path could leave the directory, and streamqd would write or remove files of another
+program.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from urllib.parse import unquote
 
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-# `Path` turns `s3a://bucket` into `s3a:/bucket`. A scheme of one letter is a path, as on Windows.
+# `Path` turns `s3a://bucket` into `s3a:/bucket`. A scheme of one letter is part of a path, as on
+# Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 # Schemes of object stores, and the usual form of each. `s3a` is Hadoop's name for the same store.
 _STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss"}
@@ -29,9 +31,9 @@ _OBJECT = re.compile(r"[A-Za-z0-9._=+-]+")  # part of an object's name that need
 def store_url(named: str | Path) -> str | None:
     """Return the URL of a directory in an object store, or None for any other name.
 
-    `s3a` becomes `s3`, and the URL has no slash at its end. Raises InvalidRequestError for a URL
-    that cannot be used. The error contains neither a password nor a query, which could be a
-    signature.
+    In the result, `s3a` has become `s3`, and there is no slash at the end. Raises
+    InvalidRequestError for a URL that cannot be used. The text of the error contains neither a
+    password nor the query, which could be a signature.
     """
     text = str(named)
     found = _SCHEME.match(text)
@@ -60,8 +62,8 @@ def store_url(named: str | Path) -> str | None:
 def local_folder(named: str | Path) -> Path:
     """Return the directory that a path or a URI `file:///…` names, without accessing it.
 
-    Raises InvalidRequestError for any other URI. Otherwise, a local directory with the URI as its
-    name would be used.
+    Raises InvalidRequestError for any other URI, because it would otherwise be used as the name of
+    a local directory.
     """
     text = str(named)
     found = _SCHEME.match(text)
@@ -79,13 +81,13 @@ def local_folder(named: str | Path) -> Path:
 
 
 def join_parts(root: Path, *parts: str | PurePosixPath) -> Path:
-    """Return `root` joined with the parts, which need not exist.
+    """Return `root` joined with the parts. The path does not need to exist.
 
-    Raises RequestRefusedError if the result is not below `root`, which includes an absolute part,
-    `..`, no parts, or a NUL byte. Also raises it for a symbolic link at any level below `root`,
-    whatever its target is. `root` itself may be or contain a link.
+    Raises RequestRefusedError if the result is not below `root`, which is the case for an absolute
+    part, `..`, no parts, or a NUL byte. Also raises it for a symbolic link at any level below
+    `root`, even if its target is inside `root`. `root` itself may be or contain a link.
     """
-    # PurePosixPath drops `.` and empty parts. An absolute part replaces all earlier parts.
+    # PurePosixPath drops `.` and empty parts. If a part is absolute, it drops all parts before it.
     joined = PurePosixPath(*parts)
     if joined.is_absolute() or not joined.parts or ".." in joined.parts:
         raise RequestRefusedError(f"{str(joined)!r} is not a path below {root}")
@@ -103,9 +105,9 @@ def join_parts(root: Path, *parts: str | PurePosixPath) -> Path:
 
 
 def write_whole(path: Path, text: str, mode: int | None = None) -> None:
-    """Replace a file atomically, so that readers see either the old content or the new content.
+    """Replace a file atomically, so that readers see either the old or the new content.
 
-    Surrogates are replaced by `?`. If the host crashes, the new content may be lost. Raises
+    Lone surrogates are replaced by `?`. If the host crashes, the new content may be lost. Raises
     OSError.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
@@ -119,16 +121,15 @@ def write_whole(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
-    """Remove a directory below `root` and its content. Does nothing if it does not exist.
+    """Remove a directory below `root` and its content. If it does not exist, do nothing.
 
-    Raises RequestRefusedError under the same conditions as `join_parts`, and if a file cannot be
-    removed.
+    Raises RequestRefusedError in the same cases as `join_parts`, and if a file cannot be removed.
     """
     folder = join_parts(root, *parts)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
-        if folder.exists():  # another process removed one of its files in the meantime
+        if folder.exists():  # another process has removed one of its files
             raise RequestRefusedError(
                 f"{folder} is being removed by another process; try again"
             ) from None

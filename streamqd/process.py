@@ -1,7 +1,8 @@
 """Processes and signals: fork, reap, parent death, titles. Independent of Redis and messages.
 
-The supervisor forks from its only thread. Therefore, no lock can be held by a thread that does not
-exist in the child, and PDEATHSIG, which is tied to the forking thread, works.
+The supervisor forks from its only thread. In the child, therefore, no lock can be held by a thread
+that does not exist there. PDEATHSIG also works, because the kernel sends it when the thread that
+forked exits.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_tgkill = getattr(_libc, "tgkill", None)  # exists in glibc 2.30 and later
+_tgkill = getattr(_libc, "tgkill", None)  # needs glibc 2.30 or later
 
 
 # The thread that receives the first signal writes its own stack, even in the middle of C code. All
 # other processes and programs ignore this signal. After the second signal, the main thread writes
-# the stacks of all threads between two bytecodes. One signal for both purposes, chained by
-# faulthandler, would nest without limit. A burst of about ten such signals overflowed the signal
+# the stacks of all threads between two bytecodes. A single signal for both, chained by
+# faulthandler, would nest without limit: a burst of about ten such signals overflowed the signal
 # stack and killed the worker.
 STACK_OF_THREAD = signal.SIGURG
 STACKS_OF_ALL = signal.SIGUSR2
 
-FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends if it cannot start
+FAILURE_PREFIX = b"failed: "  # starts the message with which a child explains that it cannot start
 FAILURE_BYTES_MAX = 2000
-STACK_BYTES = 64 * 1024  # limit for stacks of a child that wait for `take_stack`
-MESSAGES_MAX = 64  # limit for reads from a dead child, whose own children may keep sending
+STACK_BYTES = 64 * 1024  # limit for stacks that wait for `take_stack`
+MESSAGES_MAX = 64  # limit for reads from a dead child, whose own children may still send
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Child:
     def send(self, message: bytes) -> None:
         """Send a control message. Never raises.
 
-        If the child cannot receive the message, this is noticed later.
+        If the child cannot receive the message, the supervisor notices this later.
         """
         with contextlib.suppress(OSError):
             self.control.send(message, socket.MSG_DONTWAIT)
@@ -93,7 +94,7 @@ class Child:
     def drain(self) -> bool:
         """Read one control message from the child. Return False if there was none.
 
-        Most messages only mean that the scoreboard has changed.
+        Most messages only announce that the scoreboard has changed.
         """
         try:
             message = self.control.recv(4096, socket.MSG_DONTWAIT)
@@ -106,13 +107,16 @@ class Child:
         if message.startswith(FAILURE_PREFIX):
             self.problem = message.removeprefix(FAILURE_PREFIX).decode("utf-8", "replace")
         if not message and not self.control_closed_at:
-            # The child has closed its end, probably because it is about to exit. If it keeps
-            # running, it cannot receive any more messages.
+            # The child has closed its end, probably because it is about to exit. Even if it keeps
+            # running, it can receive no more messages.
             self.control_closed_at = time.monotonic()
         return bool(message)
 
     def kill_group(self) -> None:
-        """Kill the child and its process group. Does nothing once the child has been reaped."""
+        """Kill the child and its process group.
+
+        Once the child has been reaped, this does nothing.
+        """
         if self.collected is None:
             kill_group(self.pid)
 
@@ -131,8 +135,8 @@ class Child:
     def ask_stacks(self) -> None:
         """Make the main thread of the child write its stack, and then all other threads theirs.
 
-        The main thread writes its stack even while C code holds the interpreter. The other threads
-        write theirs once the main thread has left that code.
+        The main thread can write its stack even while C code holds the interpreter. The stacks of
+        the other threads follow once the main thread has left that code.
         """
         self.signal(STACK_OF_THREAD)
         self.signal(STACKS_OF_ALL)
@@ -157,8 +161,8 @@ class Child:
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return None
-        # Kill the programs that the child started. This must happen before the zombie is collected,
-        # because its process group ID may be reused afterwards.
+        # The programs that the child started are killed before the zombie is collected, because its
+        # process group ID may be reused afterwards.
         self.kill_group()
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
@@ -166,19 +170,21 @@ class Child:
         return Exit(result.si_status, None) if exited else Exit(None, result.si_status)
 
     def poll_stack(self) -> str:
-        """Return the new stacks once they have stopped growing between two calls, or '' before."""
+        """Return the new stacks once they have not grown since the last call.
+
+        Until then, return ''.
+        """
         before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
-        # A stack whose output starts after this check would be incomplete, so leave it for the next
-        # call.
+        # If the stacks are still growing, they are incomplete and left for the next call.
         return self.take_stack() if before == self.stack_seen > 0 else ""
 
     def take_stack(self) -> str:
         """Return the stacks written since the last call, or '' if there are none, and clear them.
 
-        They come from the fault handlers of the child and of the processes that it forked.
+        The fault handlers of the child and of the processes that it forked have written them.
         """
-        # The child shares the file offset. Fill the memory with zeros, because the next stack may
-        # be shorter.
+        # The child shares this file offset. The memory is filled with zeros, because the next stack
+        # may be shorter.
         size = os.lseek(self.stacks, 0, os.SEEK_CUR)
         if not size:
             return ""
@@ -195,7 +201,7 @@ class Exit(NamedTuple):
     code: int | None
     signal: int | None
     out_of_memory: bool = False  # True if the kernel killed it because of a lack of memory
-    problem: str = ""  # the reason that it sent because it could not start
+    problem: str = ""  # reason that it sent because it could not start
     stack: str = ""  # stacks that its fault handler has written
 
     def __str__(self) -> str:
@@ -223,11 +229,11 @@ def spawn(
     """Fork a child that runs `run(control)` and exits with its result.
 
     `forget` contains the `detach` methods of all connections of the parent. The child calls them
-    first, so that no later cleanup in the child can use the parent's sockets. `keep` lists file
+    first, so that no cleanup in the child can use the parent's sockets. `keep` lists file
     descriptors that stay open, in addition to the standard ones and the control socket. If the
     parent dies, the child calls `on_parent_death` and exits. If `on_parent_death` is None, the
     kernel kills the child instead. Raises RuntimeError if the parent has more than one thread, and
-    OSError.
+    OSError if the fork fails.
     """
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
@@ -244,8 +250,8 @@ def spawn(
     sys.stdout.flush()
     sys.stderr.flush()
     fork_hygiene.before_fork()
-    # Block signals until the child has set its own handlers. Otherwise, the parent's handlers would
-    # run in the child.
+    # Signals are blocked until the child has set its own handlers. Otherwise, the parent's handlers
+    # would run in the child.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         pid = os.fork()
@@ -257,16 +263,16 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
-    # Parent and child both set the process group. Whichever runs first, no later killpg can then
-    # reach the supervisor.
+    # Both the parent and the child set the process group. Whichever of them runs first, a later
+    # killpg can then not reach the supervisor.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     parent_end.setblocking(False)
     try:
         return Child(pid, os.pidfd_open(pid), parent_end, title, stacks)
     except OSError:
-        # Kill the child, because it is not registered. It would keep working with a token that the
-        # next child also gets.
+        # The child is killed, because it is not registered. Otherwise, it would keep working with a
+        # token that the next child also gets.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         parent_end.close()
@@ -275,7 +281,9 @@ def spawn(
 
 
 def started_at(pid: int) -> float:
-    """Return the start of a process in unix seconds. Raises OSError if it does not exist.
+    """Return the start time of a process in Unix seconds.
+
+    Raises OSError if the process does not exist.
 
     Source: /proc/PID/stat, in clock ticks since the host booted.
     """
@@ -288,8 +296,9 @@ def started_at(pid: int) -> float:
 def _memory_for_stacks() -> int:
     """Return the file descriptor of a memory file that cannot grow beyond STACK_BYTES.
 
-    The fault handler of a child writes to this file, because standard error is a log in which each
-    line is a record. The kernel allocates a page only when it is first written to.
+    The fault handler of a child writes to this file. It cannot use standard error, which is a log
+    with one record per line. The kernel allocates a page of the file only when it is first written
+    to.
     """
     descriptor = os.memfd_create("stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -335,7 +344,7 @@ def _child(
         _write_stacks_to(stacks)
         code = run(child_end)
     except BaseException as error:  # noqa: BLE001 - this is the last frame of the process
-        # This writes to the log if logging is configured.
+        # If logging is configured, this writes to the log.
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with contextlib.suppress(Exception):
@@ -348,21 +357,21 @@ class _Output(io.FileIO):
     """A standard stream whose writes never fail. Text that cannot be written is lost."""
 
     def write(self, data: Any, /) -> int:
-        written = None  # stays None after an error or with a full non-blocking pipe
+        written = None  # also after an error, or with a full non-blocking pipe
         with contextlib.suppress(OSError):
             written = super().write(data)
         return memoryview(data).nbytes if written is None else written
 
 
 def _tolerate_closed_output() -> None:
-    """Let a handler's `print` succeed even if the reader of the output has exited.
+    """Keep a handler's `print` from failing if the reader of the output has exited.
 
-    Otherwise, `streamqd | head -2` would make every message fail whose handler prints.
+    Otherwise, with `streamqd | head -2`, every message whose handler prints would fail.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         if old is None:
-            continue  # the stream was already closed when the daemon was started
+            continue  # was already closed when the daemon was started
         # If PYTHONUNBUFFERED is set, as in the systemd unit, each `print` is written immediately.
         unbuffered = bool(getattr(old, "write_through", False))
         with contextlib.suppress(OSError):
@@ -381,13 +390,13 @@ def _tolerate_closed_output() -> None:
 def _write_stacks_to(descriptor: int) -> None:
     """Write stacks to a file after a crash, and when the signals of `Child.ask_stacks` arrive.
 
-    Reading the stack of a running thread can crash the process, so the signal handler in C reads
-    only the stack of its own thread. The handler in Python runs while the main thread holds the
-    interpreter, so no other thread is running then.
+    Reading the stack of a running thread could crash the process. The signal handler in C therefore
+    reads only the stack of its own thread. The handler in Python runs while the main thread holds
+    the interpreter, so no other thread is running then.
     """
 
     def show_all(_number: int, _frame: object) -> None:
-        if threading.active_count() > 1:  # the main thread has already written its own stack
+        if threading.active_count() > 1:  # the main thread has written its own stack before
             faulthandler.dump_traceback(descriptor, all_threads=True)
 
     faulthandler.enable(descriptor)
@@ -397,7 +406,7 @@ def _write_stacks_to(descriptor: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process and all others in its process group. A missing process is ignored."""
+    """Kill a process and all others in its process group. If it does not exist, do nothing."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -405,10 +414,10 @@ def kill_group(pid: int) -> None:
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     # A terminal's Ctrl-C and a service manager's TERM reach all processes of the daemon, but
-    # children must obey only the supervisor. They handle these signals and do not ignore them,
-    # because every program that a handler starts would inherit SIG_IGN and could not be terminated.
-    # In a process that a handler forks without exec, the default actions are restored before any
-    # signal arrives.
+    # children must obey only the supervisor. They handle these signals with a function that does
+    # nothing. If they ignored them, every program that a handler starts would inherit SIG_IGN and
+    # could not be terminated. In a process that a handler forks without exec, the default actions
+    # are restored before any signal arrives.
     for number in _BLOCKED_SIGNALS:
         signal.signal(number, _ignore_signal)
         signal.siginterrupt(number, False)
@@ -439,7 +448,7 @@ def die_with_parent(parent_pid: int) -> None:
 def _call_on_parent_death(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
         if os.getppid() == parent_pid:
-            return  # another process sent it to all processes of the daemon
+            return  # sent by another process, to all processes of the daemon
         try:
             on_parent_death()
         finally:
@@ -498,9 +507,9 @@ def set_title(title: str) -> None:
 
 
 class SignalQueue:
-    """A queue of signals, which are read as numbers from a pipe.
+    """A queue of signals. Each signal writes its number to a pipe, from which it is read later.
 
-    Their Python handlers do nothing.
+    The Python handlers of these signals do nothing.
     """
 
     def __init__(self) -> None:
@@ -511,8 +520,8 @@ class SignalQueue:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             signal.signal(number, _ignore_signal)
-        # Ignore this signal, because `report.dump` may send it to a child that has not registered
-        # its handler yet.
+        # This signal is ignored, because `report.dump` may send it to a child that has not
+        # registered its handler yet.
         signal.signal(STACKS_OF_ALL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
@@ -523,9 +532,8 @@ class SignalQueue:
     def take(self) -> list[signal.Signals]:
         """Return the signals received since the last call, in order, but with SIGCONT last.
 
-        The order of signals that arrive together is not reliable, because the operating system runs
-        the handler of the later one first. If a pause and a SIGCONT arrive together, SIGCONT takes
-        effect.
+        If signals arrive together, the operating system runs the handler of the later one first, so
+        their order is not reliable. If a pause and a SIGCONT arrive together, SIGCONT takes effect.
         """
         self._fill()
         taken, self._waiting = self._waiting, []
@@ -562,7 +570,7 @@ def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # There are more descriptors than the limit now allows, because it was lowered after they were
+    # More descriptors are open than the limit now allows, because it was lowered after they were
     # opened.
     time.sleep(min(max(0.0, seconds), CROWDED_SECONDS))
     return [found for each in wanted for found in _wait_readable([each], 0.0)]

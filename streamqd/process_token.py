@@ -1,4 +1,4 @@
-"""Lease tokens that identify a process, so that another process can find out if it has exited."""
+"""Lease tokens that identify a process, so that other processes can find out if it has exited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe_holder(token: str) -> str:
 
 
 def is_gone(token: str) -> bool:
-    """Return True if the process in a token has exited. Always False for another host."""
+    """Return True if the process in a token has exited. For another host, always return False."""
     parts = token.split("|")
     if len(parts) != 5 or parts[:2] != [socket.gethostname(), _space()]:
         return False
@@ -40,7 +40,7 @@ def _start(process: psutil.Process) -> str:
 
 
 def _space() -> str:
-    """Return the boot ID and the PID namespace, which differ for hosts of the same name."""
+    """Return the boot ID and the PID namespace, which distinguish hosts with the same name."""
     try:
         return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - not a path
     except OSError:

@@ -1,7 +1,7 @@
-"""Pytest fixtures for testing handlers. They are installed together with streamqd.
+"""Pytest fixtures for testing handlers, which are installed together with streamqd.
 
-Wherever streamqd is installed, pytest loads this module in every run. Therefore, nothing is
-imported or started before a test requests a fixture.
+Wherever streamqd is installed, pytest loads this module in every run. Nothing is therefore imported
+or started until a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class RunDaemon(Protocol):
 
 @pytest.fixture(scope="session")
 def streamqd_server() -> Iterator[str]:
-    """The URL of a server for this session, or for this process of pytest-xdist.
+    """The URL of a server that this session, or this process of pytest-xdist, uses.
 
-    For a test that must start with an empty server, use `streamqd_redis_url`.
+    If a test must start with an empty server, use `streamqd_redis_url`.
     """
     from streamqd.testing.server import embedded_server
 
@@ -58,9 +58,9 @@ def streamqd_redis_url(streamqd_server: str) -> str:
 def streamqd_daemon(streamqd_redis_url: str, tmp_path: Path) -> RunDaemon:
     """Return a function that runs the daemon until all messages are handled.
 
-    Pass the handler modules, for example `streamqd_daemon("billing")`. `config` is a configuration
-    file or its text. The server, the state directory and the log are always those of the test. To
-    handle messages that are sent after a run, call the function again.
+    Pass the handler modules, as in `streamqd_daemon("billing")`. `config` is a configuration file
+    or its text. The server, the state directory and the log are always those of the test. To handle
+    messages that are sent after a run, call the function again.
     """
     from streamqd.testing.server import settle
 

@@ -1,6 +1,6 @@
-"""Registers the consumed topics, and their groups on all partitions.
+"""Register the consumed topics, and their groups on all partitions.
 
-This runs before the first fork, after a reload, and after the server has lost its data.
+This is done before the first fork, after a reload, and after the server has lost its data.
 """
 
 from __future__ import annotations
@@ -37,19 +37,17 @@ def ensure_topics(
     emptied: bool = False,
     restored: list[Assignment] | None = None,
 ) -> dict[str, int]:
-    """Register topics and create missing groups. Return the partition counts.
+    """Register topics and create missing groups. Return the partition counts. May be repeated.
 
-    May be repeated, since a second call changes nothing.
+    A new group starts at its consumer's `start` setting. A group that existed before but is missing
+    now starts at the oldest remaining entry, and is added to `restored`. If the server was emptied
+    while the groups were consumed, all groups start at the oldest entry, so that messages sent
+    since then are not skipped. A missing topic gets its previous number of partitions, from `known`
+    or from the set of its streams.
 
-    A new group starts at its consumer's `start` setting. A group that is missing although it was
-    seen before starts at the oldest remaining entry, and is added to `restored`. If the server was
-    emptied while the groups were consumed, all groups start at the oldest entry, so that messages
-    sent since then are not skipped. A missing topic gets its previous number of partitions, from
-    `known` or from the set of its streams.
-
-    A topic that cannot be read is logged and left out of the result. A group that cannot be read on
-    one partition is only logged. Raises ConfigError if the configuration has fewer partitions than
-    are registered.
+    If a topic cannot be read, this is logged, and the topic is left out of the result. If a group
+    cannot be read on one partition, this is only logged. Raises ConfigError if the configuration
+    has fewer partitions than are registered.
     """
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     counts: dict[str, int] = {}
@@ -66,8 +64,8 @@ def ensure_topics(
             if not mistyped:
                 _log_or_raise(error, topic=topic)
                 continue
-            # Register the topic anyway, because views list registered topics and report keys that
-            # cannot be read.
+            # The topic is registered anyway, so that views list it and report its keys that cannot
+            # be read.
             try:
                 topics.register(store, topic)
             except RedisResponseError as refused:
@@ -129,15 +127,16 @@ def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
 def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> int | None:
     """Create a topic unless it exists, and return its partition count.
 
-    `known` is the previous partition count, or 0 if it is unknown. A missing topic that only
-    readers of dead letters name is not created, and the result is None. Raises InvalidValueError.
+    `known` is the previous partition count, or 0 if it is unknown. If a missing topic is named only
+    by readers of dead letters, it is not created, and the result is None. Raises InvalidValueError.
     """
     if not known and _is_unknown(store, settings, topic):
         return None
     wanted = settings.topics.get(topic) or Topic()
     lost = known > 0 and topics.partition_count(store, topic) is None
     if lost:
-        # The topic may have grown since then, so there may be streams for more partitions.
+        # The topic may have grown since `known` was read, so there may be streams for more
+        # partitions.
         wanted = replace(wanted, partitions=max(known, topics.count_streams(store, topic)))
     count = topics.create(store, topic, wanted)
     if lost:
@@ -157,7 +156,7 @@ def _log_or_raise(
 ) -> None:
     """Log an error that affects only one key.
 
-    Raise any other error, which affects the whole server.
+    Raise any other error, because it affects the whole server.
     """
     if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
         raise error
@@ -170,14 +169,14 @@ def _required_count(declared: Topic | None) -> int | None:
     """Return the partition count that the settings require, or None if they accept any count."""
     if declared is None:
         return None
-    # Settings that were built in code have no `explicit` names. For these, any value that is not
-    # the default counts.
+    # Settings that were built in code have no `explicit` names. In these, a value counts as set if
+    # it differs from the default.
     stated = "partitions" in declared.explicit or declared.partitions != Topic().partitions
     return declared.partitions if stated else None
 
 
 def _is_unknown(store: Store, settings: Settings, topic: str) -> bool:
-    """Return True if the topic is missing, and only readers of dead letters name it.
+    """Return True if a topic is missing, and only readers of dead letters name it.
 
     Such a topic is not created.
     """
@@ -190,7 +189,7 @@ def _is_unknown(store: Store, settings: Settings, topic: str) -> bool:
 
 
 def log_restored(assignment: Assignment, reply: Reply) -> bool:
-    """Log an expected group that had to be created again, and return True in this case.
+    """Return True if a group that should exist had to be created again, and log this.
 
     `reply` is the reply of group_ensure.
     """
@@ -205,7 +204,10 @@ def log_restored(assignment: Assignment, reply: Reply) -> bool:
 def _ensure_group(
     store: Store, consumer: Consumer, count: int, *, emptied: bool
 ) -> list[Assignment]:
-    """Create the group where it is missing. Return the assignments whose group was lost."""
+    """Create the group on all partitions where it is missing.
+
+    Return the assignments that had lost it.
+    """
     meta, field = store.keys.meta(consumer.topic), f"group:{consumer.assignment_group}"
     seen_before = store.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
@@ -222,8 +224,8 @@ def _ensure_group(
             if isinstance(reply, RedisUnavailableError):
                 raise reply
             if isinstance(reply, ContractError):
-                # The supervisor tries again when it owns the assignment. If this fails too, it
-                # gives up only that assignment.
+                # The supervisor tries again when it owns the assignment. If that fails as well, it
+                # gives up only this assignment.
                 logs.event(
                     "redis.refused",
                     logging.ERROR,
@@ -238,7 +240,7 @@ def _ensure_group(
             elif not new and log_restored(assignment, reply):
                 restored.append(assignment)
     if whole and not seen_before:
-        # This is set only after every partition has the group. After an earlier crash, the next
-        # call therefore repeats this step.
+        # This is set only when every partition has the group. If a call crashes before this, the
+        # next one therefore creates the missing groups.
         store.execute("HSETNX", meta, field, count)
     return restored

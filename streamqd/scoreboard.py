@@ -1,19 +1,19 @@
 """The scoreboard: memory through which the processes of one instance share their state.
 
-The supervisor creates one shared mapping before its first fork. The mapping is backed by a file in
-a memory file system (`supervisor/scoreboard_file.py`), so that it outlives a supervisor that is
+The supervisor creates one shared mapping before its first fork. A file in a memory file system
+(`supervisor/scoreboard_file.py`) backs the mapping, so that it survives if the supervisor is
 killed. If there is no such file system, the mapping is anonymous. Every (topic, partition, group)
 assignment that this instance has ever owned has a slot, and keeps it as long as the supervisor
 runs. Its counters therefore survive a crash of the worker. Slots that are not used cost no memory.
 
-The scoreboard uses no locks. While a process works in a slot, each field has one writer: the
+The scoreboard uses no locks. While a process works in a slot, each field has a single writer: the
 worker, the supervisor or the housekeeper, as listed in `WorkerSlot`. After the worker has exited,
 gone quiet or been abandoned, the supervisor also writes the worker's fields: its state, its batch,
-some counters and the recent failures. `warm_pid` has two writers too, because a standby sets it and
-the supervisor clears it.
+some counters and the recent failures. `warm_pid` has two writers, because a standby sets it and the
+supervisor clears it.
 
 A slot also contains the fetched batch: the places of all entries in flight, which are written once
-per batch, and one state byte per entry. After a worker has died, the supervisor reads from the slot
+per batch, and one state byte per entry. When a worker has died, the supervisor finds in the slot
 which entries were finished and which were running. It then counts the crash against exactly those
 messages that may have caused it.
 """
@@ -37,7 +37,7 @@ from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
 from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Assignment, Lease
 
-LAYOUT = 3  # version of the byte layout, raise it if a field changes its place or meaning
+LAYOUT = 3  # version of the byte layout; raise it if a field changes its place or meaning
 SLOT_COUNT = 4096
 LOOP_HEARTBEAT_SECONDS = 0.125  # seconds between heartbeats of an event loop that runs handlers
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
@@ -47,8 +47,8 @@ _COUNTERS = 32
 _NAME_BYTES = 192
 _BUCKET_COUNT = 34
 
-# Histogram bucket k counts durations below 1024 ns << k. The index takes only one shift and one
-# bit_length to compute, which costs far less per message than a search.
+# Histogram bucket k counts durations below 1024 ns << k. Its index is computed with one shift and
+# one bit_length, which costs far less per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
 # Bucket k counts delays below 1 ms << k, because entry IDs are in milliseconds and a backlog can be
 # weeks old.
@@ -87,8 +87,8 @@ _LEASE_BYTES = 128
 _OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
 _OFFSET_BLOCKER = _OFFSET_FAILURES + failures.BYTES
 _BLOCKER_BYTES = 256
-# This histogram fits into the rest of the page, so that the rest of the layout stays the same as in
-# older versions.
+# This histogram fits into the rest of the page, so all other fields have the same place as in older
+# versions.
 _OFFSET_DELAYS = _OFFSET_BLOCKER + _BLOCKER_BYTES
 _HEAD_END = _OFFSET_DELAYS + _HISTOGRAM_WORDS * 8
 HEAD_BYTES = _page_end(_HEAD_END)
@@ -119,8 +119,8 @@ _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 _PLACE_FORMAT = b"%%-%db" % PLACE_BYTES_MAX
 
 # State bytes of an entry in flight. CLEARED means that this worker has nothing left to do for the
-# entry, because it is settled, released or held with its key. Unused indexes of a table are CLEARED
-# as well.
+# entry, because it is settled, released or held with its key. The unused indexes of a table are
+# CLEARED as well.
 WAITING, RUNNING, DONE, FAILED, CLEARED = range(5)
 
 COUNTERS = (
@@ -148,8 +148,8 @@ BOARD_COUNTERS = (
 def now_ns() -> int:
     """Return the time on the clock that all deadlines use (ns, CLOCK_BOOTTIME).
 
-    The clock also counts the time while the host is suspended, and all processes of the host share
-    it.
+    The clock keeps running while the host is suspended, and is the same for all processes of the
+    host.
     """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
@@ -201,7 +201,7 @@ class RunningEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The entries that a dead worker had in flight: the finished ones and the running ones."""
+    """The entries that a dead worker had in flight, divided into finished and running ones."""
 
     done: list[bytes]
     running: list[bytes]
@@ -210,17 +210,18 @@ class Batch(NamedTuple):
 class RecordedLease(NamedTuple):
     """The lease under which an assignment's worker is working.
 
-    `next_token` is about to replace the token of the lease, or '' if no change is in progress.
+    `next_token` is the token that is about to replace the lease's token, or '' if no change is in
+    progress.
     """
 
     lease: Lease
     next_token: str
 
 
-# Indexes of the words that the hot path and the writer of a batch access directly.
+# Indexes of words that the hot path and the writer of a batch access directly.
 WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
 _GENERATION, _IN_FLIGHT = 12, 13
-_PLACES_SIZE = 18  # size of the places of all entries in flight, in bytes
+_PLACES_SIZE = 18  # bytes used by the places of all entries in flight
 _LANES = 29  # number of lanes in use, for a worker that runs several messages at a time
 
 
@@ -230,10 +231,10 @@ class WorkerSlot:
     `words`, `lanes` and `states` are public for the worker's hot path.
 
     A lane has room for one running entry: `lanes[2 * k]` is the entry's index in the batch, and
-    `lanes[2 * k + 1]` is its start. A worker that runs one message at a time uses only lane 0. A
-    worker that runs one batch at a time uses lane 0 for all entries of the batch. A worker that
-    runs several messages at a time also writes `sequences[k]`, the run sequence of the lane's
-    entry. The start of a free lane is 0, and its other words still belong to its last run.
+    `lanes[2 * k + 1]` is its start. A worker that runs one message at a time uses only lane 0, and
+    so does one that runs one batch at a time, for all entries of the batch. A worker that runs
+    several messages at a time also writes `sequences[k]`, the run sequence of the lane's entry. A
+    lane is free if its start is 0. Its other words then still belong to its last run.
     """
 
     # written by the supervisor
@@ -301,14 +302,14 @@ class WorkerSlot:
     @property
     def assignment(self) -> Assignment | None:
         """The assignment that the slot belongs to, or None while the slot is unused."""
-        # Every process reads the name often, but it never changes, so it is parsed only once.
+        # Every process reads the name often. It never changes, so it is parsed only once.
         if self._assignment is None and (length := self._name_length):
             topic, partition, group = bytes(self._name[:length]).decode().split("\n")
             self._assignment = Assignment(topic, int(partition), group)
         return self._assignment
 
     def name(self, assignment: Assignment) -> None:
-        """Assign the slot to an assignment. This is permanent."""
+        """Give the slot to an assignment, permanently."""
         raw = f"{assignment.topic}\n{assignment.partition}\n{assignment.group}".encode()
         self._name[: len(raw)] = raw
         self._name_length = len(raw)
@@ -351,8 +352,8 @@ class WorkerSlot:
     def detach(self) -> None:
         """Replace the shared pages with private memory full of zeros.
 
-        Call this only in a forked child. All existing views of the slot then show the private
-        memory. Raises OSError if the operating system has no memory left.
+        All existing views of the slot then show the private memory. Call this only in a forked
+        child. Raises OSError if the operating system has no memory left.
         """
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
         protection = mmap.PROT_READ | mmap.PROT_WRITE
@@ -365,8 +366,8 @@ class WorkerSlot:
         """Record the worker's lease, and the token that is about to replace its token.
 
         Call this before sending the command that replaces the token. If the supervisor is killed,
-        its successor repeats that command, which acknowledges and charges only once. Raises
-        ValueError if a token is longer than 32 bytes.
+        its successor repeats the command, which acknowledges messages and counts crashes only once.
+        Raises ValueError if a token is longer than 32 bytes.
         """
         self.epoch = lease.epoch
         raw = lease.token.encode(), next_token.encode()
@@ -383,7 +384,7 @@ class WorkerSlot:
     def lease(self) -> RecordedLease | None:
         """Return the lease that `note_lease` has written, or None if there is none.
 
-        Raises ValueError if the record is torn.
+        Raises ValueError if the record was written only partly.
         """
         assignment = self.assignment
         token, next_token, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
@@ -436,7 +437,7 @@ class WorkerSlot:
     def batch(self) -> Batch:
         """Return the batch of a dead worker.
 
-        A batch that is only partly written counts as empty. The previous batch was settled in the
+        A batch that was written only partly counts as empty: the previous batch was settled in the
         round trip that fetched the new one, and no entry of the new batch had been started.
         """
         count = self.in_flight
@@ -466,15 +467,15 @@ class WorkerSlot:
         raw = bytes(self._places[: self.words[_PLACES_SIZE]])
         if len(raw) != self.words[_IN_FLIGHT] * PLACE_BYTES_MAX:
             return raw.split(b" ")  # a batch, whose last place has no separator after it
-        # This is a table. It is cut by width, because a half-written place may contain a space.
+        # This is a table, whose rows have a fixed width. A half-written place may contain a space.
         starts = range(0, len(raw), PLACE_BYTES_MAX)
         return [raw[start : start + PLACE_BYTES_MAX].rstrip() for start in starts]
 
     @property
     def unfinished(self) -> int:
-        """The number of entries in flight that are waiting or running. Other processes use it.
+        """The number of entries in flight that are waiting or running. Any process may read it.
 
-        A batch stays on the page until the next one replaces it, but its finished entries do not
+        A batch remains in the slot until the next one replaces it, but its finished entries do not
         count.
         """
         states = bytes(self.states[: self.in_flight])
@@ -491,7 +492,7 @@ class WorkerSlot:
             return []
         used, latest = self._lanes_used, self.run_seq
         lanes = self.lanes[: 2 * used].tolist()
-        # An unused lane contains (0, 0). This must not be taken for the start of entry 0.
+        # An unused lane contains (0, 0), which must not be taken for a run of entry 0.
         runs = {
             i: (start, sequence or latest)
             for i, start, sequence in zip(
@@ -504,14 +505,14 @@ class WorkerSlot:
         return [RunningEntry(places[i], *runs.get(i, first)) for i in indexes if i < len(places)]
 
     def running_in(self, sequence: int) -> list[bytes]:
-        """Return the places of the entries in one run, which is empty once the run is over."""
+        """Return the places of the entries in this run, or [] once the run is over."""
         return [each.place for each in self.running if each.sequence == sequence]
 
     def checked_batch(self) -> Batch:
         """Return the batch in a slot that a killed supervisor has left.
 
-        This validates everything, unlike `batch`, which reads data of our own worker. Raises
-        ValueError if the batch is torn.
+        Everything is validated here. `batch` does not do so, because it reads data of this
+        supervisor's own worker. Raises ValueError if the batch was written only partly.
         """
         if self.in_flight > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
             raise ValueError("batch is longer than a slot")
@@ -548,16 +549,16 @@ class WorkerSlot:
         self.words[_GENERATION] = generation + generation % 2
 
     def vacate(self) -> None:
-        """Clear the process. The counters stay, and the batch stays until it has been settled."""
+        """Clear the process. The counters stay, and so does the batch until it has been settled."""
         self.pid = 0
         self.state = WorkerState.GONE
         self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
         self.poll.end()
         self.loop_heartbeat_ns = 0
-        # Clear the lanes, because the next worker must not see them.
+        # The next worker must not see the runs in these lanes, so they are cleared.
         if not self.run_seq:
-            return  # no worker has used the slot, so its tables may have no memory
+            return  # the slot was never used, so its tables may have no memory
         used = self._lanes_used
         self.lanes[: 2 * used] = memoryview(bytes(8 * 2 * used)).cast("Q")
         self.sequences[:used] = memoryview(bytes(8 * used)).cast("Q")
@@ -576,10 +577,10 @@ class WorkerSlot:
         return min(max(1, self.words[_LANES]), LANES_MAX)
 
     def reserve(self, lanes: int) -> None:
-        """Reserve the memory that a worker with this number of lanes can write to in this slot.
+        """Reserve the memory that a worker with this number of lanes may write to in this slot.
 
-        Without a reservation, writing to a page of a full file system would kill the process
-        (SIGBUS). Raises OSError if the file system is full.
+        Without a reservation, writing to a page would kill the process (SIGBUS) if the file system
+        is full. Raises OSError if the file system is already full.
         """
         if lanes > self._reserved:
             count = table_size(lanes)
@@ -597,7 +598,7 @@ class Scoreboard:
     """The mapping and its slots. The first `used` slots have a name, which never changes.
 
     `descriptor` is the file descriptor of an empty memory file, or -1 for an anonymous mapping.
-    Raises OSError if the mapping does not fit into memory.
+    Raises OSError if there is not enough memory.
     """
 
     used = _Field(0)  # number of slots that have a name
@@ -618,8 +619,8 @@ class Scoreboard:
         counters = self._view[_WORDS * 8 : (_WORDS + _COUNTERS) * 8]
         self._counters: memoryview[int] = counters.cast("Q")
         self.size = slots
-        # The path to which the previous supervisor's scoreboard file was moved, if it could not be
-        # used.
+        # If the previous supervisor's scoreboard file could not be used, the path to which it was
+        # moved.
         self.refused_file: Path | None = None
         self._slots: dict[int, WorkerSlot] = {}
         self._allotted: dict[Assignment, WorkerSlot] = {}
@@ -648,10 +649,10 @@ class Scoreboard:
         return [self.slot(index) for index in range(self.used)]
 
     def allot(self, assignment: Assignment) -> WorkerSlot:
-        """Return the assignment's slot. Only the supervisor may call this.
+        """Return the assignment's slot. At the first call for an assignment, give it an unused one.
 
-        The first call for an assignment gives it an unused slot. Raises ValueError if all slots are
-        in use, and OSError if there is not enough memory.
+        Only the supervisor may call this. Raises ValueError if all slots are in use, and OSError if
+        there is not enough memory.
         """
         if assignment not in self._allotted:
             if self.used == self.size:

@@ -1,7 +1,6 @@
 """An `AsyncProducer` in Starlette, with one producer for each server process.
 
-The producer exists from the start of the server until it stops. `streamqd.fastapi` adds a
-dependency for FastAPI.
+The producer exists while the server is running. `streamqd.fastapi` adds a dependency for FastAPI.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def producer_lifespan(
 
     `given` is the path of a configuration file, or a dictionary with its sections. If it is None,
     the file in STREAMQ_CONFIG is used, or else ./streamq.toml. The keyword arguments are the
-    options of `Producer`. When the server stops, it first writes all messages that were sent. If
-    your application has its own lifespan, enter this one inside it, and yield its state.
+    options of `Producer`. Before the server stops, all messages that were sent are written. If your
+    application has a lifespan of its own, enter this one inside it, and yield its state.
 
     If the configuration is invalid, the lifespan raises ConfigError, and the server does not start.
     If Redis is unavailable, the server starts anyway.

@@ -1,7 +1,7 @@
 """The checks that run before the first fork, for both the daemon and the `check` command.
 
 Each problem becomes one sentence with its remedy. All problems are collected before an error is
-raised.
+raised, so that an operator sees them together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DESCRIPTORS = 65_536
 
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql"}
 
-SLOW_IMPORT_SECONDS = 2.0  # seconds after which a slow import is reported
+SLOW_IMPORT_SECONDS = 2.0  # duration above which an import is reported as slow
 UNREAPED_SECONDS = 5.0  # seconds that the children of a killed supervisor have to exit
 
 
@@ -65,9 +65,9 @@ def prepare(
 ) -> Prepared:
     """Import the handler modules in a probe child, and merge the consumers that they declare.
 
-    `only` selects consumers by TOPIC/GROUP, and an empty set selects all of them. If the import
-    takes longer than SLOW_IMPORT_SECONDS, `slow` is called with one sentence about this. If `slow`
-    is None, the sentence is logged.
+    `only` selects consumers by TOPIC/GROUP. If it is empty, all consumers are selected. If the
+    import takes longer than SLOW_IMPORT_SECONDS, `slow` is called with a sentence about this. If
+    `slow` is None, the sentence is logged.
     """
     began = time.monotonic()
     on_slow: Callable[[str], None] | None = slow or _log_slow_import
@@ -109,7 +109,7 @@ def _probe_handlers(
 
 @contextlib.contextmanager
 def _open_connection(settings: Settings) -> Iterator[Connection]:
-    """Yield a connection to the server, which is closed after the block."""
+    """Yield a connection to the server, which is closed at the end of the block."""
     link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
         yield link
@@ -120,7 +120,7 @@ def _open_connection(settings: Settings) -> Iterator[Connection]:
 def collect_problems(error: ConfigError) -> ConfigError:
     """Return the error with the problems of the handlers and of the server added.
 
-    In this way, one error lists all problems. Only the valid settings of the file are checked.
+    One error thus lists all problems. Only the valid settings of the file can be checked.
     """
     settings: Settings | None = error.salvaged
     if settings is None:
@@ -140,7 +140,7 @@ def collect_problems(error: ConfigError) -> ConfigError:
 
 
 def _unavailable(address: str, error: RedisUnavailableError, seconds: float = 0.0) -> str:
-    """Return a sentence that contains the address exactly once."""
+    """Return a sentence about an unavailable server, in which the address occurs only once."""
     text = str(error)
     named = text if address in text else f"{address}: {text}"
     return f"redis: {named}" + (f" (tried for {seconds:.0f} s)" if seconds >= 1 else "")
@@ -171,8 +171,8 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
         return Prepared(settings, problems)
     problems += handlers.find_mismatches(settings.consumers, found.traits)
     if not found.complete:
-        # A module could not be imported, so its declarations are unknown, and a consumer that seems
-        # to be missing may exist.
+        # If a module could not be imported, its declarations are unknown. A consumer that seems to
+        # be missing may be among them, so it is not reported.
         return Prepared(settings, problems, tuple(found.sources))
     if not (settings.consumers or settings.outboxes or problems):
         problems.append(_describe_no_consumers(settings.daemon.handlers))
@@ -217,7 +217,7 @@ def _describe_no_consumers(modules: Sequence[str]) -> str:
 
 
 class Renewal(NamedTuple):
-    """The result of a reload's task. The supervisor uses it to switch to the new settings."""
+    """The result of a reload's task, with which the supervisor switches to the new settings."""
 
     declared: list[dict[str, Any]]
     problems: list[str]
@@ -265,7 +265,7 @@ def register(
     *,
     emptied: bool = False,
 ) -> dict[str, int]:
-    """Call `ensure_topics` over its own connection."""
+    """Call `ensure_topics` with a connection of its own."""
     with _open_connection(settings) as link:
         return ensure_topics(link, settings, known, emptied=emptied, restored=restored)
 
@@ -307,10 +307,10 @@ def begin(
 ) -> tuple[Settings, dict[str, int]]:
     """Run all steps that must succeed before the first fork.
 
-    `prepared` is an earlier result of `prepare`, which may be from before the server's address was
-    known. Waits up to `patience` seconds for the server. Returns the complete settings, and the
-    registered partition count of each consumed topic. Raises StartupError with all problems and the
-    matching exit code.
+    `prepared` is an earlier result of `prepare`, which may have been made before the server's
+    address was known. Waits up to `patience` seconds for the server. Returns the complete settings,
+    and the registered partition count of each consumed topic. Raises StartupError with all problems
+    and the matching exit code.
     """
     prepared = prepared or prepare(settings, only, interrupted)
     problems, code = list(prepared.problems), 3
@@ -322,8 +322,8 @@ def begin(
 
     with _open_connection(settings) as link:
         try:
-            # If there are other problems, do not wait for the server, because the start fails in
-            # any case.
+            # If there are other problems, the start fails in any case, so it does not wait for the
+            # server.
             servers = ask_servers(link, 0.0 if problems else patience, interrupted, waits)
             refused, warnings = check_servers(servers, settings)
             problems += refused
@@ -383,7 +383,7 @@ def start_embedded(settings: Settings) -> EmbeddedServer | None:
 class InstanceLock:
     """The lock that allows only one running instance per name and state directory.
 
-    The children inherit it, so holding the lock proves that no process of a predecessor is left.
+    Children inherit the lock. If an instance can acquire it, no process of its predecessor is left.
     """
 
     def __init__(self, state_dir: Path, instance: str) -> None:
@@ -397,8 +397,8 @@ class InstanceLock:
     def acquire(self) -> int | None:
         """Acquire the lock. Return None, or the pid of the instance that holds it (0 if unknown).
 
-        Waits up to 5 s for the children of a killed supervisor. Raises StartupError if the state
-        directory is not writable.
+        If the supervisor that held it was killed, this waits up to 5 s for its children to exit.
+        Raises StartupError if the state directory is not writable.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -418,7 +418,7 @@ class InstanceLock:
                 if alive or time.monotonic() > deadline:
                     file.close()
                     return int(holder) if holder.isdigit() else 0
-                # The previous supervisor is dead, and its children are about to exit.
+                # The previous supervisor is dead, and its children will exit in a moment.
                 time.sleep(0.02)
         file.seek(0)
         file.truncate()
@@ -428,7 +428,7 @@ class InstanceLock:
         return None
 
     def fileno(self) -> int:
-        """Return the file descriptor that children must keep open."""
+        """Return the file descriptor that children must keep open to hold the lock."""
         assert self._file is not None
         return self._file.fileno()
 
@@ -436,7 +436,8 @@ class InstanceLock:
     def identity(self) -> str:
         """The identity of the lock's file: boot ID, device and inode.
 
-        If a process holds the lock on this file, none of its predecessor's processes is alive.
+        If another process has acquired the lock on the same file, all processes of the previous
+        holder have exited.
         """
         return _lock_identity(os.fstat(self.fileno()))
 
@@ -452,7 +453,7 @@ def _lock_identity(found: os.stat_result) -> str:
 
 
 def _open_private(path: Path) -> IO[str]:
-    """Open the lock's file with mode 0600, because any user who can read a file can also lock it.
+    """Open the lock's file with mode 0600, because a user who can read a file can also lock it.
 
     Raises OSError, for example PermissionError if the file belongs to another user.
     """
@@ -463,7 +464,7 @@ def _open_private(path: Path) -> IO[str]:
         if found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
             raise PermissionError(errno.EPERM, f"{path.name} belongs to another user")
         if stat.S_IMODE(found.st_mode) != 0o600:
-            os.fchmod(descriptor, 0o600)  # an earlier version made it readable for all users
+            os.fchmod(descriptor, 0o600)  # an earlier version let all users read it
     except BaseException:
         os.close(descriptor)
         raise
@@ -473,7 +474,7 @@ def _open_private(path: Path) -> IO[str]:
 def lock_identity(settings: Settings) -> str:
     """Return the `identity` of the instance's lock on this host, or '' if its file does not exist.
 
-    It does not matter if the lock is held.
+    The lock may or may not be held.
     """
     try:
         return _lock_identity(_lock_path(settings).stat())

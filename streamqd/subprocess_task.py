@@ -1,6 +1,6 @@
-"""Runs a task in a forked child, which neither blocks the caller nor changes its state.
+"""Run a task in a forked child, which neither blocks the caller nor changes its state.
 
-The supervisor uses this to validate new code and to register topics while it keeps renewing leases.
+With this, the supervisor validates new code and registers topics while it keeps renewing leases.
 The result of the task is sent back as JSON.
 """
 
@@ -24,7 +24,7 @@ class TaskResult(NamedTuple):
 
 
 class SubprocessTask:
-    """One child that is running a task. `poll` does not block, unless `wait` is given."""
+    """One child that is running a task. `poll` does not block unless `wait` is set."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class SubprocessTask:
         timeout: float,
         forget: Iterable[Callable[[], None]] = (),
     ) -> None:
-        """Start the child, which calls `work`. `forget` is the same as for `process.spawn`.
+        """Start the child, which calls `work`. After `timeout` seconds, the child is killed.
 
-        The child is killed after `timeout` seconds.
+        `forget` is the same as for `process.spawn`.
         """
         self._reader, writer = os.pipe()
         os.set_blocking(self._reader, False)
@@ -45,7 +45,7 @@ class SubprocessTask:
         self._deadline = self.began + timeout
         self._chunks: list[bytes] = []
         self._killed = False
-        # True once the end of the pipe has been read. From then on, the pipe would always be
+        # True once the end of the pipe has been read. After that, the pipe would always be
         # readable.
         self._read_all = False
 
@@ -83,7 +83,8 @@ class SubprocessTask:
         logs.stack(exit_.stack, child=self._child.pid, about=self._child.title)
         if self._killed:
             return TaskResult(None, f"it took longer than {self._timeout:g} s")
-        # A child that was killed may have written only part of its result, so check how it exited.
+        # If the child was killed, it may have written only a part of its result, so its exit is
+        # checked.
         if exit_.code != 0 or not self._chunks:
             return TaskResult(None, f"its process terminated with {exit_}")
         try:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# A character class for regular expressions, which contains characters without a width. These can
-# make two strings differ that look the same. They are Unicode's Default_Ignorable_Code_Point,
-# except for joiners and variation selectors.
+# Characters without a width, as a class for regular expressions. They can make strings differ that
+# look the same. They are Unicode's Default_Ignorable_Code_Point, except for joiners and variation
+# selectors.
 INVISIBLE = (
     "\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f\\u202a-\\u202e"
     "\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
     "\\U000e0000-\\U000e00ff\\U000e01f0-\\U000e0fff"
 )
 # Joiners and variation selectors shape emoji and the letters of many scripts. They have no effect
-# next to a Latin, Greek or Cyrillic letter, at the start or end of the text, or if they are
-# doubled.
+# next to a Latin, Greek or Cyrillic letter, at the start or the end of a text, or if they are
+# doubled. In these places, they are treated as invisible characters.
 _PLAIN = "\\x20-\\x7e\\u00a0-\\u052f"
 HIDING_JOINERS = (
     f"(?:(?:^|(?<=[{_PLAIN}\\u200c\\u200d]))[\\u200c\\u200d]|[\\u200c\\u200d](?:$|(?=[{_PLAIN}]))"
@@ -23,11 +23,11 @@ HIDING_JOINERS = (
 )
 HIDDEN = re.compile(f"[{INVISIBLE}]|{HIDING_JOINERS}")
 
-PARTITIONS_SHOWN = 12  # limit of ranges of partition numbers in one sentence
+PARTITIONS_SHOWN = 12  # maximum ranges of partition numbers in one sentence
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Return partition numbers in words, as `partition 3` or `partitions 0-2, 5`."""
+    """Return partition numbers in words, such as `partition 3` or `partitions 0-2, 5`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][1] == number - 1:
@@ -50,7 +50,10 @@ def rough_duration(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number and a noun, as `1 message` or `3 messages`. 'entry' becomes 'entries'."""
+    """Return a number and a noun, such as `1 message` or `3 messages`.
+
+    'entry' becomes 'entries'.
+    """
     return f"1 {noun}" if number == 1 else f"{number:,} {_many(noun)}"
 
 
@@ -83,7 +86,7 @@ def age(milliseconds: float | None) -> str:
 
 
 def short_duration(seconds: float | None) -> str:
-    """Return a duration in no more than six characters, such as 850us, 12ms, 1.4s or 3m10s."""
+    """Return a duration in at most six characters, such as 850us, 12ms, 1.4s or 3m10s."""
     if seconds is None:
         return "-"
     if seconds < 0.0009995:
