@@ -336,7 +336,8 @@ The [terms of the code](../explanation/design.md#terms-of-the-code) and the
 
 ## How to read a contract
 
-**Transition** names the states before and after the call.
+**Transition** names the states before and after the call. The addition *epoch + 1 or later* means
+that the call also raises the epoch.
 
 **Keys.** [Redis keys](../reference/keys.md) describes the contents of each key. In key names, the
 letter `p` is literal, and so are the prefixes, which you can change with settings. The other parts
@@ -344,6 +345,10 @@ stand for values: `T` is a topic, `i` a partition, `G` a group, `F` a fleet, `N`
 outbox or a pipeline, `Q` a Spark query, `A` an attempt to write a batch, and `<id>` a deduplication
 ID. For example, the tag `{T:p:i}` becomes `{orders:p:0}` for partition 0 of the topic `orders`. If
 the caller omits an optional key, the first key is passed in its place.
+
+**Arguments.** The word in parentheses is the type of the argument. A `flag` is 1 or 0, an `id` is
+the ID of an entry, and a `token` is a string that must not be empty. A `list` consists of all
+remaining arguments. `str` and `bytes` are other strings, and `int` is an integer.
 
 **Replies.** A reply consists of a word, which is the first element, and of values. The first value
 is the second element of the reply, and is therefore listed as `[2]`. A script either completes the
