@@ -172,7 +172,8 @@ _MUTATIONS = """
 If no invariant is ever violated, the protocol may be correct, but the model may also be too weak to
 violate one. To rule out the second case, each of the following variants removes one rule of the
 protocol, and Spin must then find an invariant that is violated. The list also shows why the
-protocol needs each of these rules.
+protocol needs each of these rules. An invariant has the number that it has in the section of its
+model.
 
 The *trace* of a variant is the shortest sequence of events that violates the invariant. Read it as
 follows:
@@ -181,8 +182,14 @@ follows:
 - A number in parentheses is a token, so `acquire(2)` is an acquisition with token 2.
 - A number without a noun is a message or a row.
 - *OK* and *refused* are replies of the server.
-
 """
+
+_MODELS = {
+    "partition": "The first rules belong to the [ownership of a partition](#partitions)",
+    "rounds": "The following rules belong to the [recovery in rounds](#recovery-in-rounds)",
+    "schedule": "The following rules belong to [schedules](#schedules)",
+    "outbox": "The last rules belong to [outboxes](#outboxes)",
+}  # model -> the sentence before its mutations
 
 _FOUND = """
 ## Bugs found
@@ -309,7 +316,7 @@ def _mutation(result: Checked) -> str:
         f"- **{title}.** Normally, {result.variant.rule}. Without this rule, invariant"
         f" {result.violated} ({broken}) is violated.\n"
     )
-    text = re.sub(r"\b[a-z]+_[a-z]+\b", r"`\g<0>`", text)
+    text = re.sub(r"\b(?:[a-z]+_[a-z]+|[A-Z]{3,})\b", r"`\g<0>`", text)
     return f"{text}  Trace: {' → '.join(result.trace)}\n"
 
 
@@ -325,6 +332,11 @@ def render(results: list[Checked]) -> str:
     ]
     small = "".join(row for is_large, row in holding if not is_large)
     large = "".join(row for is_large, row in holding if is_large)
-    broken = [_mutation(each) for each in results if each.variant.breaks]
+    broken: list[str] = []
+    for model, heading in _MODELS.items():
+        mutations = [
+            each for each in results if each.variant.breaks and each.variant.model == model
+        ]
+        broken += [f"\n{heading}:\n\n", *(_mutation(each) for each in mutations)]
     head = _HEAD.format(digest=digest()) + small + _FULL + large
     return head + _MUTATIONS + "".join(broken) + _FOUND
