@@ -1,15 +1,16 @@
 """The supervisor: the parent process. It decides which partitions to own, and runs their workers.
 
-`supervisor` contains the loop, whose ticks observe, plan and apply. `plan` represents the actions
-of one tick as values. `partition` holds the state of one assignment, `lease_manager` sends calls to
-Redis, and `worker_pool` manages the child processes. `rebalance`, `drain`, `limits`,
-`process_capacity` and `rolling_replacement` return actions, which `plan` merges. `control` applies
-the directives of operators, `reload` validates a new configuration, and `report` publishes the
-status.
+`supervisor` contains the main loop. In each tick, the loop observes the processes and Redis, plans
+actions, and applies them. `plan` defines the actions as values. `partition` holds the state of one
+assignment, `lease_manager` sends calls to Redis, and `worker_pool` manages the child processes.
+`rebalance`, `drain`, `limits`, `process_capacity` and `rolling_replacement` propose actions, which
+`plan` merges into one list. `control` applies the directives of operators, `reload` validates a new
+configuration, and `report` publishes the status.
 
-The supervisor never runs user code and never starts a thread. It never blocks for longer than one
-round trip to Redis (one second), with one exception: if the operating system has refused to start a
-process, the supervisor later forks some processes as a test, and waits for them to exit.
+The supervisor never runs user code and never starts a thread. It does not block for longer than one
+round trip to Redis, which takes no more than one second. There is one exception: after the
+operating system has refused to start a process, the supervisor later forks some processes to test
+whether it can start them again, and waits for them to exit.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ def run(
 ) -> int:
     """Run the daemon until it is stopped, and return its exit code.
 
-    On SIGHUP, `load` is called to read the configuration again. `burst` makes the daemon exit when
-    all messages are settled. `only` lists the consumers to run, as TOPIC/GROUP, and an empty
-    sequence means all of them. `watch` reloads whenever the configuration or the code of a handler
-    is saved. `stopped` returns True if a stop was requested before this function started to handle
-    signals. Raises StartupError with all problems if the daemon cannot start.
+    On SIGHUP, the daemon calls `load` to read the configuration again. If `burst` is true, it exits
+    as soon as all messages are settled. `only` lists the consumers to run, as TOPIC/GROUP, and an
+    empty sequence means all of them. If `watch` is true, the daemon reloads whenever the
+    configuration or the code of a handler is saved. `stopped` returns True if a stop was requested
+    before this function started to handle signals. Raises StartupError, which lists all problems,
+    if the daemon cannot start.
     """
     logs.setup(role="supervisor", style=settings.log.format, level=settings.log.level)
     # From here on, signals are queued. Every wait during the start checks the queue.

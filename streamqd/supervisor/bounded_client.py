@@ -1,7 +1,8 @@
 """Call Redis within a deadline, and subscribe to wake-ups.
 
-If a node does not answer, calls to that node pause, and each further failure doubles the pause.
-Each node has a pause of its own, because waiting for one node would cost the leases on the others.
+If a node does not answer, the client stops calling it for a while, and each further failure doubles
+this pause. The other nodes are still called, because waiting for a silent node would delay the
+renewals on the others until their leases expire.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from streamqd.store.scripts import Call, Reply
 
 BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two attempts to subscribe
-# A node's pause is forgotten this many seconds after it has ended. A node that still serves keys is
-# called before that.
+# A node's failures are forgotten this many seconds after its pause has ended. By then, a node that
+# still serves keys would have been called again.
 SPENT_SECONDS = 3.0
 
-# A callback for the reply to a call, or for the error that replaces an invalid reply. It must not
+# A callback that receives the reply to a call, or an error if the reply is invalid. It must not
 # raise.
 TakeReply = Callable[[Reply | RedisResponseError | ContractError], object]
 Calls = list[tuple[Call, TakeReply]]
@@ -35,7 +36,10 @@ _ALL = "*"  # the name that stands for all nodes
 
 
 class BoundedClient:
-    """The supervisor's connection for calls. No call waits longer than `timeout` seconds."""
+    """The supervisor's connection for calls, which pauses calls to nodes that do not answer.
+
+    Within `deadline()`, no call waits longer than `timeout` seconds.
+    """
 
     def __init__(
         self, link: Connection, board: Scoreboard, patience: float, longest_pause: float
@@ -51,11 +55,11 @@ class BoundedClient:
 
     @property
     def ok(self) -> bool:
-        """True if all nodes have answered their last calls."""
+        """True if every node answered when it was last called."""
         return not self._episode.open
 
     def deadline(self) -> AbstractContextManager[None]:
-        """Return a context in which all calls share one deadline."""
+        """Return a context in which all calls together take no longer than `timeout` seconds."""
         return self.link.limit_time(self.timeout)
 
     def is_paused(self, key: str, now: float) -> bool:
@@ -67,10 +71,10 @@ class BoundedClient:
         return self._backoff.pause_end(self.link.node_for_key(key))
 
     def run_calls(self, calls: Calls) -> None:
-        """Run the calls in one write, and pass each reply to its callback.
+        """Send the calls in one write, and pass each reply to the callback of its call.
 
-        If a node is silent, the callbacks of its calls are not called. A node that replies with a
-        transient error counts as silent. Raises RedisUnavailableError if no node answers.
+        If a node does not answer or replies with a transient error, calls to that node are paused,
+        and the callbacks of its calls are not run. Raises RedisUnavailableError if no node answers.
         """
         self._board.add("round_trips")
         answered, silent = {_ALL}, dict[str, RedisUnavailableError]()
@@ -95,10 +99,11 @@ class BoundedClient:
             self._episode.log_recovery()
 
     def read(self, keys: Iterable[str], commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Run commands that read these keys. If a node is silent, each of its replies is an error.
+        """Run commands that read these keys. If a node does not answer, its replies are errors.
 
-        If no node answers, all nodes that serve the keys are paused. If it is not known which nodes
-        these are, as with a single server, RedisUnavailableError is raised instead.
+        If no node of a cluster answers, calls to all nodes that serve the keys are paused, and
+        every reply is an error. Raises RedisUnavailableError if the nodes are not known, as with a
+        single server.
         """
         try:
             return self.link.pipeline_each(commands)
@@ -114,7 +119,7 @@ class BoundedClient:
         """Record that no node answered, and pause all calls."""
         self._board.add("round_trip_errors")
         self._episode.log_failure(error=str(error))
-        # The pause starts now rather than at the time at which the call was sent.
+        # Start the pause now. If it started when the call was sent, it might already be over.
         self.retry_at = self._backoff.record_silence(_ALL, time.monotonic())
 
     def _pause(self, node: str, error: RedisUnavailableError) -> None:
@@ -124,10 +129,11 @@ class BoundedClient:
 
 
 class NodeBackoff:
-    """The pause of each silent node, which doubles with each failure, up to `longest`.
+    """Decides how long calls to each silent node pause.
 
-    `first` and `longest` are in seconds. `jitter` returns numbers from 0 to 1, which vary each
-    pause by up to half its length.
+    The first pause takes `first` seconds, and each further failure doubles it, up to `longest`
+    seconds. `jitter` returns a random number from 0 to 1, which changes each pause by up to half of
+    its length.
     """
 
     def __init__(self, first: float, longest: float, jitter: Callable[[], float]) -> None:
@@ -150,7 +156,7 @@ class NodeBackoff:
         self._next.pop(node, None)
 
     def forget(self, now: float) -> None:
-        """Forget nodes that are no longer called, because other nodes serve their keys now."""
+        """Forget nodes that are no longer called because other nodes now serve their keys."""
         for node in [each for each, until in self._until.items() if now > until + SPENT_SECONDS]:
             self.record_reply(node)
 
@@ -163,7 +169,7 @@ class NodeBackoff:
         return self._until.get(node, 0.0)
 
     def __bool__(self) -> bool:
-        """Return True if any node has not answered since its last failure."""
+        """Return True if at least one node has not answered since it last failed."""
         return bool(self._until)
 
 
@@ -185,10 +191,10 @@ class PubSubListener:
         return float("inf") if self.link.connected else self._listen_at
 
     def listen(self, now: float, seconds: float) -> bool:
-        """Subscribe within this many seconds. Return True if the supervisor should read the fleet.
+        """Try to subscribe within `seconds`. Return True if the subscription succeeded.
 
-        This is the case after a new subscription, because earlier wake-ups were missed, and new
-        ones may have arrived together with the reply.
+        The caller should then read the state of the fleet from Redis, because wake-ups may have
+        been missed before the subscription or may have arrived together with the reply.
         """
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
@@ -201,9 +207,10 @@ class PubSubListener:
         return True
 
     def drain(self) -> bool:
-        """Read the wake-ups that have arrived. Return True if the supervisor should read the fleet.
+        """Read the wake-ups that have arrived. Return True if there were any.
 
-        The result is also True if the connection is lost, because wake-ups may have been missed.
+        The caller should then read the state of the fleet from Redis. The result is also True if
+        the connection is lost, because wake-ups may have been missed.
         """
         if not self.link.connected:
             return False

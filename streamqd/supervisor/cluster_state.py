@@ -1,10 +1,10 @@
 """The supervisor's view of the fleet: its live members, and the owners of other assignments.
 
-It is usually enough to read the lease of an assignment. A token belongs to one owner and one epoch,
-and the scripts write it to the fence before they write it to the lease. As long as the lease
-contains the token that was read from the fence, the fence is therefore unchanged. The fence is read
-again if the lease is gone or has a different token. If the owner may have exited, the fence is read
-together with the remaining time of the lease.
+The fence of an assignment names its owner and epoch, but reading the lease is cheaper and usually
+enough. A token belongs to one owner and one epoch, and the scripts write it to the fence before
+they write it to the lease. So as long as the lease contains the token that was last read from the
+fence, the fence has not changed. The fence is read again, together with the remaining time of the
+lease, if the lease is gone, if it has a different token, or if the owner may have exited.
 
 An outdated view does no harm, because the script that acquires an assignment compares epochs.
 """
@@ -28,9 +28,9 @@ from streamqd.store.leases import LeaseView
 
 TOPICS_INTERVAL_SECONDS = 2.0  # least number of seconds between two reads of the topics' entries
 
-# A function that runs commands and returns their replies in the same order. It takes the
-# assignments, and for each of them, in the same order, the same number of commands. If a node is
-# silent, each of its replies is an error.
+# A function that runs commands and returns their replies in the same order. It takes a list of
+# assignments and a list of commands. The commands are in the order of the assignments, and each
+# assignment has the same number of commands. If a node does not answer, its replies are errors.
 Ask = Callable[[Sequence[Assignment], list[tuple[Any, ...]]], list[Any]]
 
 
@@ -40,13 +40,13 @@ class ClusterState:
 
     live: Sequence[MemberView] = ()
     views: Mapping[Assignment, PartitionView] = field(default_factory=dict)
-    # The tokens of owners that have exited, which are earlier runs of this instance and the owners
-    # of expired leases.
+    # The tokens of owners that no longer run: earlier runs of this instance, and owners whose
+    # leases have expired.
     dead_tokens: Mapping[Assignment, str] = field(default_factory=dict)
 
 
 class OwnershipCache:
-    """The last view of each assignment that had an owner, which saves reading its fence again."""
+    """Remembers who owned each assignment, so that unchanged fences need not be read again."""
 
     def __init__(self, keys: Keys, isolate: Isolate[Assignment] = run_directly) -> None:
         self._keys = keys
@@ -57,10 +57,12 @@ class OwnershipCache:
     def read(
         self, assignments: Sequence[Assignment], live: Collection[str], ask: Ask
     ) -> dict[Assignment, LeaseView]:
-        """Return the view of each assignment, unless its node is silent or its fence is invalid.
+        """Return the owner, epoch and remaining lease time of each assignment.
 
-        `live` contains the owners that are known to be alive. If such an owner still holds an
-        assignment, the `ttl` of the view comes from an earlier read. Raises the errors of `ask`.
+        Assignments are left out if their node does not answer or their fence is invalid. Invalid
+        fences are listed in `bad`. `live` contains the instances that are known to be alive. If one
+        of them still holds an assignment, its lease time (`ttl`) is that of an earlier read. Raises
+        the errors of `ask`.
         """
         held = {assignment: view for assignment, view in self._held.items() if view.owner in live}
         found: dict[Assignment, LeaseView] = {}
@@ -111,9 +113,9 @@ class OwnershipCache:
 class TopicPresence:
     """Checks whether the consumed topics are still registered, each time the fleet is read.
 
-    If an operator deletes only the metadata of a topic, producers are rejected, but this instance
-    would not notice, because all fences still exist. The check also finds topics whose invalid
-    partition count was repaired after this instance started.
+    If an operator deletes only the metadata of a topic, Redis rejects its producers. Without this
+    check, the instance would not notice, because all fences still exist. The check also finds
+    topics whose invalid partition count was repaired after the instance started.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -128,10 +130,12 @@ class TopicPresence:
         served: Collection[str],
         ask: Callable[[list[tuple[Any, ...]]], list[Any]],
     ) -> bool:
-        """Return True if topics should be registered again. Raises the errors of `ask`.
+        """Return True if the consumed topics should be registered again.
 
-        Redis is read no more than once per `TOPICS_INTERVAL_SECONDS`. `served` contains the topics
-        whose partitions this instance knows.
+        That is the case if one of the topics in `names` is no longer registered, or if one that is
+        not in `served` can now be read. `served` contains the topics whose partitions this instance
+        already knows. Redis is read no more than once per `TOPICS_INTERVAL_SECONDS`, and the result
+        is False in between. Raises the errors of `ask`.
         """
         now = time.monotonic()
         if now - self._looked_at < TOPICS_INTERVAL_SECONDS:
@@ -143,7 +147,8 @@ class TopicPresence:
         replies = ask([topics.partition_count_command(self._keys, name) for name in names])
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, StreamqdError):
-                # The node is silent, or the key has the wrong type, which the registration reports.
+                # Either the node does not answer, or the key has the wrong type. A wrong type is
+                # reported when the topic is registered.
                 continue
             try:
                 count = topics.parse_partition_count_reply(self._keys, name, reply)

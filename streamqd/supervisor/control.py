@@ -1,8 +1,9 @@
 """Apply the directives of operators, which this instance receives with its heartbeats.
 
-Pauses, moves and drains apply for as long as they are stored, even to an instance that starts
-later. A reload, rebalance or stack directive is applied only once, and again only when it is given
-a new timestamp. An instance ignores such directives from before its start.
+Pauses, moves and drains apply for as long as they are stored in Redis, even to an instance that
+starts later. A reload, rebalance or stack directive is applied only once. To repeat it, an operator
+stores it again with a new timestamp. An instance ignores such directives if they were stored before
+it started.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ LOGGED_MAX = 50  # number of logged changes of one kind, after which one line co
 
 
 class Control:
-    """The current directives, and this instance's progress in following them.
+    """The directives that apply to this instance, and its progress in following them.
 
-    Each new reading is compared with the last one, and the changes are logged.
+    Whenever the directives in Redis have changed, the changes are logged.
     """
 
     def __init__(self, instance: str) -> None:
@@ -63,16 +64,16 @@ class Control:
 
     @property
     def announcement(self) -> dict[str, object]:
-        """The heartbeat fields about reloads: the last finished directive, and its problem."""
+        """The heartbeat fields that report the last finished reload directive and its problem."""
         if not self._read:
             return {}
         return {"reloaded": self._last_reload, "reload_problem": self._reload_problem[:500]}
 
     def read(self, directives: Directives | None) -> bool:
-        """Apply the directives from the reply to the last heartbeat.
+        """Apply the directives from the reply to the last heartbeat, and log what has changed.
 
         `directives` is None before the first reply. Return True if an operator has requested a
-        rebalance, so that partitions move without delay.
+        rebalance. The caller should then move partitions without the usual delay.
         """
         if directives is None or (directives is self.directives and self._read):
             return False
@@ -102,16 +103,17 @@ class Control:
         return hurry
 
     def take_stacks(self) -> dict[Assignment, Directive]:
-        """Return the requests for stacks that were made since the last call."""
+        """Return the requests for stacks of workers that have arrived since the last call."""
         taken, self._stacks = self._stacks, {}
         return taken
 
     # --- reload ---
 
     def wants_reload(self, live: Sequence[MemberView]) -> bool:
-        """Return True if it is this instance's turn to reload.
+        """Return True if a reload directive applies to this instance and it is its turn to reload.
 
-        Call this only while no reload is running.
+        The directive then counts as in progress until `finish_reload`. Call this only while no
+        reload is running.
         """
         at = self.directives.find_reload_unix_ms(self._instance)
         if not self._read or self._current_reload or at <= self._last_reload:
@@ -125,7 +127,10 @@ class Control:
         return True
 
     def finish_reload(self, problem: str) -> bool:
-        """Record that no reload is running. Return True if a directive's reload just finished."""
+        """Record that no reload is running. Return True if this completes a reload directive.
+
+        `problem` is the reason why the reload failed, or ''.
+        """
         if not self._current_reload:
             return False
         self._last_reload, self._current_reload = self._current_reload, 0

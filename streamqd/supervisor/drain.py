@@ -26,8 +26,8 @@ SHORT_DRAIN_SECONDS = 5.0  # time limit for running messages after a second Ctrl
 RELEASE_SECONDS = 5.0  # time limit for the release of leases after the deadline
 
 CHECK_SECONDS = 0.5  # interval between two checks of a burst
-# A burst is complete after this many consecutive successful checks. A single check is not enough,
-# because a message that moves while it runs can be missed.
+# A burst is complete after this many consecutive checks have found no unsettled message. A single
+# check is not enough, because it can miss a message that moves to another key during the check.
 CHECKS = 2
 
 EXIT_DRAINED = 0
@@ -40,7 +40,7 @@ EXIT_CRASH_LOOP = 7
 
 @dataclass
 class Drain:
-    """The drain of the daemon, from the first signal to the exit code."""
+    """The orderly shutdown of the daemon, from the first signal to the exit code."""
 
     notifier: Notifier
     begun: bool = False
@@ -72,9 +72,9 @@ class Drain:
             self.kill_all("quit", timeout)
 
     def kill_all(self, reason: str, timeout: float) -> None:
-        """Make the drain kill all workers. Unfinished messages stay pending.
+        """Kill all workers in the next tick, and start the drain if it has not started yet.
 
-        This starts the drain if it has not started yet.
+        Unfinished messages stay pending. `timeout` is used only if this starts the drain.
         """
         if not self.begun:
             self.begin(timeout)
@@ -83,7 +83,7 @@ class Drain:
     def observe(self, partitions: Collection[AssignmentState], now: float, ending: int) -> None:
         """Kill all workers if the deadline has passed.
 
-        `ending` is the number of dismissed processes that have not exited yet.
+        `ending` is the number of dismissed workers and outbox relays that have not exited yet.
         """
         working = ending or any(each.child is not None for each in partitions)
         if self.begun and working and now > self.deadline and not self.kill_reason:
@@ -91,7 +91,7 @@ class Drain:
             self.kill_all("deadline", 0.0)
 
     def plan_actions(self, partitions: Collection[AssignmentState]) -> list[Action]:
-        """Return the actions that stop or kill each worker, and release partitions without one."""
+        """Return actions that stop or kill the workers, and release partitions without a worker."""
         actions: list[Action] = []
         for each in partitions:
             if each.releasable:
@@ -107,11 +107,15 @@ class Drain:
     def exit_code(
         self, partitions: Collection[AssignmentState], now: float, ending: int, *, redis_ok: bool
     ) -> int | None:
-        """Return the exit code, or None while a process is running or a lease must be released."""
+        """Return the exit code, or None if the daemon must still wait before it can exit.
+
+        It waits for processes to exit, and for leases to be released. `ending` is the number of
+        dismissed workers and outbox relays that have not exited yet.
+        """
         if any(each.child is not None for each in partitions) or ending:
             return None
-        # If Redis refuses a release because of an invalid value, a retry fails too, so leave that
-        # lease to expire.
+        # If Redis refuses a release because of an invalid value, a retry would fail too, so do not
+        # wait for that release. The lease expires later.
         owed = any(each.phase is not Phase.FREE and not each.is_stuck for each in partitions)
         # While Redis does not answer, do not wait beyond the deadline, because the leases expire
         # anyway.
@@ -125,9 +129,9 @@ class Drain:
 
 @dataclass
 class BurstCheck:
-    """The check for `--burst`, which finds out every CHECK_SECONDS if all messages are settled.
+    """Decides for `--burst` when all messages are settled, so that the daemon can exit.
 
-    Nothing is checked while a worker is booting.
+    It checks every CHECK_SECONDS, but not while a worker is booting.
     """
 
     leases: LeaseManager
@@ -135,11 +139,11 @@ class BurstCheck:
     _passed: int = 0
 
     def result(self, now: float, partitions: Mapping[Assignment, AssignmentState]) -> int | None:
-        """Return None as long as the burst has to wait for unsettled messages.
+        """Return None while the burst must wait, or the number of assignments it leaves unsettled.
 
-        Entries, delayed messages and waiting retries count as unsettled. A burst does not wait for
-        assignments that crash in a loop. When only such assignments still have messages, return the
-        number of these assignments. It is 0 if all messages are settled.
+        The burst waits for unread, pending and delayed messages, and for retries. It does not wait
+        for assignments that crash in a loop, so the result counts those of them that still have
+        messages. It is 0 if all messages are settled.
         """
         if now < self._next_at or not self.leases.ok:
             return None
@@ -158,7 +162,10 @@ class BurstCheck:
         return len(unsettled) if self._passed >= CHECKS else None
 
     def _find_unsettled(self, assignments: list[Assignment]) -> set[Assignment] | None:
-        """Return the assignments with unsettled messages, or None if Redis gives no answer."""
+        """Return the assignments with unsettled messages, or None if a call to Redis fails.
+
+        An assignment with an invalid value in Redis counts as unsettled.
+        """
         calls = [
             messages.snapshot(self.leases.keys, assignment, limit=1) for assignment in assignments
         ]

@@ -23,11 +23,12 @@ Start = Callable[[], Child]
 
 @dataclass
 class Helper:
-    """A helper process, on which no lease depends. The supervisor calls `keep` once per tick.
+    """Keeps one helper process running, on which no lease depends.
 
-    `start` forks the process and may raise OSError. `silent` returns the number of seconds since
-    its last progress. `exited` is the name of the log event for an unexpected exit. If the process
-    is a relay, `outbox` is the name of its outbox.
+    The supervisor calls `keep` once per tick. `start` forks the process and may raise OSError.
+    `silent` returns the number of seconds since the process last made progress. `exited` is the
+    name of the log event for an unexpected exit. `outbox` is the name of the outbox if the process
+    is a relay, and None otherwise.
     """
 
     start: Start
@@ -49,9 +50,10 @@ class Helper:
     _wanted: bool = True
 
     def keep(self, now: float) -> None:
-        """Reap a process that has exited, and fork the next one.
+        """Keep the process running: if it has exited, reap it and fork another.
 
-        Kill a process that makes no progress, or does not exit when it must.
+        A process is killed if it makes no progress, or if it was asked to exit and takes too long.
+        After an unexpected exit, the next process is forked after a pause.
         """
         child = self.child
         if child is not None:
@@ -89,7 +91,7 @@ class Helper:
             child.kill_group()
 
     def replace(self, now: float) -> None:
-        """Ask the process to exit. The next call of `keep` forks a new one."""
+        """Ask the process to exit. Once it has exited, `keep` forks a new one."""
         if self.child is not None and not self._quit_at:
             self._quit_at = now
             self.child.send(b"quit")

@@ -1,8 +1,8 @@
 """Isolate assignments from each other, so that an unexpected error harms only one assignment.
 
-The supervisor and its parts use `Isolate` for all work on a single assignment, such as each call,
-reply, action, fork and exit. After an unexpected error, the assignment is given up for a time, and
-the loop continues with the others. Actions for the whole fleet are not isolated.
+The supervisor does all work on a single assignment through `Isolation.run`, such as handling a
+call, a reply, a fork or an exit. After an unexpected error, it gives up the assignment for a while
+and continues with the others. Work that concerns the whole fleet is not isolated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Isolation:
-    """Gives up an assignment after an unexpected error, for a time that grows with each error."""
+    """Gives up an assignment after an unexpected error, for longer with each consecutive error."""
 
     def __init__(
         self,
@@ -38,14 +38,17 @@ class Isolation:
     ) -> None:
         """Create the isolation for these partitions.
 
-        `remove_processes` removes the processes of an assignment and its queued replacement.
+        `policy` determines how long an assignment is given up. `remove_processes` must kill the
+        processes of an assignment and cancel the replacement of its worker.
         """
         self._partitions = partitions
         self.policy = policy  # a reload replaces it
         self._remove_processes = remove_processes
-        # The number of consecutive errors, and the monotonic time at which the pause ends.
+        # The number of consecutive errors of each assignment, and the monotonic time at which its
+        # pause ends.
         self._failed: dict[Assignment, tuple[int, float]] = {}
-        # The end and the problem of each pause that could not be set yet.
+        # The pauses that must still be set, each with its end and the error that caused it. An
+        # entry stays here if setting the pause has failed, too.
         self._pending_pauses: dict[Assignment, tuple[float, str]] = {}
 
     def run(
@@ -53,8 +56,8 @@ class Isolation:
     ) -> T | None:
         """Return the result of `do(...)`, or None after an error.
 
-        After an unexpected error, the assignment is given up. If Redis contains an invalid value,
-        this is only logged, and the caller reads the value again later.
+        After an unexpected error, the assignment is given up for a while. An invalid value in Redis
+        is only logged, because the caller reads it again later.
         """
         try:
             return do(*args, **named)
@@ -73,12 +76,12 @@ class Isolation:
         *args: P.args,
         **named: P.kwargs,
     ) -> None:
-        """Run a function for each of these assignments, isolated from the others."""
+        """Run a function for each of these assignments, even if it fails for some of them."""
         for partition in partitions:
             self.run(partition.assignment, do, partition, *args, **named)
 
     def observe(self, now: float) -> None:
-        """End the pauses that are over, and try again to set those that could not be set."""
+        """End the pauses that are over, and try again to set the pauses that could not be set."""
         for assignment in list(self._pending_pauses):
             self._pause(assignment)
         for assignment, (_, until) in list(self._failed.items()):
@@ -94,8 +97,8 @@ class Isolation:
         errors, pauses_until = self._failed.get(assignment, (0, 0.0))
         problem = f"{type(error).__name__}: {error}"
         if now < pauses_until:
-            # The assignment already pauses, but its release has failed too. Keep the pause, and
-            # leave the lease to expire.
+            # The assignment is already paused, but now its release has failed, too. Keep the end of
+            # the pause. The lease expires if it cannot be released.
             self._pending_pauses[assignment] = pauses_until, problem
             self._pause(assignment)
             return
@@ -115,7 +118,10 @@ class Isolation:
             )
 
     def _pause(self, assignment: Assignment) -> None:
-        """Remove the processes of an assignment and pause it. If it fails, `observe` repeats it."""
+        """Remove the processes of an assignment and pause it.
+
+        If this fails, `observe` tries again.
+        """
         until, problem = self._pending_pauses[assignment]
         partition = self._partitions.get(assignment)
         with contextlib.suppress(Exception):

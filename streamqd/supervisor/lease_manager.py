@@ -1,8 +1,9 @@
 """Send the supervisor's calls to Redis, with no more than one bounded round trip per tick.
 
-Renewals, the heartbeat and the other calls of the partitions share one write. The supervisor reads
-the fleet, wakes it and subscribes to wake-ups in the following ticks, which come without a pause.
-If Redis does not answer, each call is repeated until it is answered, with growing pauses.
+Renewals, the heartbeat and the other calls for partitions are sent in one write. Anything else
+needs a round trip of its own: reading the state of the fleet, waking other instances, or
+subscribing to their wake-ups. These round trips follow in the next ticks, which then start without
+a pause. If Redis does not answer, each call is repeated with growing pauses until Redis answers it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.resolver import Resolver
 
-# The longest time that a round trip may block the supervisor, in seconds and as a share of the TTL.
-# This includes name resolution, requests to sentinels, connecting and waiting.
+# The longest time that a round trip may block the supervisor, in seconds and as a share of the
+# lease's TTL. The lower of the two limits applies. It includes name resolution, requests to
+# sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 PROBE_AFTER_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
@@ -68,8 +70,8 @@ class LeaseManager:
         self.link = redis(
             name="streamqd:supervisor", probe_after=min(PROBE_AFTER_SECONDS, patience / 2)
         )
-        # Keep pauses short, because an instance that resumes its heartbeat later than the others
-        # would count as dead.
+        # Keep pauses short. After an outage, an instance that resumed its heartbeats much later
+        # than the others would count as dead.
         self.client = BoundedClient(self.link, board, patience, longest_pause=self.interval / 4)
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
@@ -77,7 +79,7 @@ class LeaseManager:
         self.has_changes = (
             False  # True if the last round trip changed a state and may require an action
         )
-        self.must_check_topics = False  # True after a fence was missing, as topics may be too
+        self.must_check_topics = False  # True after a fence was missing, because topics may be, too
         self._view_is_new = False  # True until `take_view` has returned `view`
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # unsent commands that wake the fleet
@@ -92,7 +94,7 @@ class LeaseManager:
 
     @property
     def ok(self) -> bool:
-        """True if Redis answered the last round trip."""
+        """True if every node of Redis answered when it was last called."""
         return self.client.ok
 
     def configure(self, settings: Settings) -> None:
@@ -121,7 +123,7 @@ class LeaseManager:
         partitions: Mapping[Assignment, AssignmentState],
         offers: Sequence[Assignment],
     ) -> None:
-        """Send the calls that are due, and process the replies."""
+        """Make the round trip that is due, if any, and process the replies."""
         self.has_changes = False
         if now < self.client.retry_at:
             return
@@ -134,7 +136,10 @@ class LeaseManager:
         partitions: Mapping[Assignment, AssignmentState],
         offers: Sequence[Assignment],
     ) -> None:
-        """Make one round trip, with the due calls or with the first other exchange that is due."""
+        """Make one round trip, either with the calls that are due or with another exchange.
+
+        If several other exchanges are due, only the first of them is made.
+        """
         others: list[tuple[object, Callable[[], object]]] = [
             (self._view_due, partial(self._read_fleet, partitions, offers, now)),
             (self.membership.predecessor_nonce, self._remove_predecessor),
@@ -155,11 +160,11 @@ class LeaseManager:
         except RedisUnavailableError as error:
             self.client.pause_all(error)
             self.wakes.link.close()
-            # After an outage, start by reading which members are alive.
+            # After an outage, send a heartbeat first, because its reply lists the live members.
             self.membership.schedule_heartbeat(time.monotonic())
 
     def _remove_predecessor(self) -> None:
-        # Ignore the word of the reply, because a silent predecessor is removed later anyway.
+        # Ignore the result, because Redis removes a silent predecessor later anyway.
         require_all(self.link.run_each([self.membership.predecessor_removal()]))
         self.membership.predecessor_nonce = ""
         self.membership.heartbeat_soon()
@@ -356,7 +361,7 @@ class LeaseManager:
         offers: Sequence[Assignment],
         now: float,
     ) -> None:
-        """Read the owner and the epoch of every assignment that this instance does not own."""
+        """Read the owner and epoch of each offered assignment that this instance does not own."""
         member, silence = self.membership, self.membership.silence
         free = [assignment for assignment in offers if partitions[assignment].phase is Phase.FREE]
         assignments = [
@@ -370,8 +375,8 @@ class LeaseManager:
         for assignment, found in self._ownership.read(
             assignments, lived, self._read_assignments
         ).items():
-            # An owner with this instance's name is an earlier run of it. It is dead, because it
-            # would otherwise still hold the lock.
+            # An owner with this instance's name is an earlier run of this instance. It has exited,
+            # because otherwise it would still hold the instance's lock.
             ours = bool(found.token) and found.owner == self.instance
             tokens[assignment] = found.token if found.owner else ""
             views[assignment] = PartitionView(
@@ -386,7 +391,7 @@ class LeaseManager:
         for assignment in expired:
             views[assignment] = views[assignment]._replace(leased=False)
         # If an assignment has a token but no owner in the view, its owner was this instance or an
-        # earlier run of it. The owner's processes are dead then, so its token counts as dead too.
+        # earlier run of it. No process of that owner is left, so its token counts as dead, too.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
         self._view_is_new = self.has_changes = True
@@ -398,7 +403,7 @@ class LeaseManager:
     def _read_assignments(
         self, assignments: Sequence[Assignment], commands: list[tuple[Any, ...]]
     ) -> list[Any]:
-        """Run the commands that read these assignments, as described at `cluster_state.Ask`."""
+        """Run the commands that read these assignments. This implements `cluster_state.Ask`."""
         return self.client.read(
             [self.keys.fence(*assignment) for assignment in assignments], commands
         )
@@ -411,7 +416,7 @@ class LeaseManager:
             self.membership.heartbeat_soon()
 
     def leave(self) -> None:
-        """Remove this instance from the fleet, unless Redis is unavailable or refuses it."""
+        """Try to remove this instance from the fleet, and wake the others. Errors are ignored."""
         try:
             with self.client.deadline():
                 self.link.run(self.membership.departure())
@@ -426,10 +431,11 @@ class LeaseManager:
 
 
 class RenewalScheduler:
-    """Chooses the partitions for each round trip, continuing where the last one stopped.
+    """Chooses the partitions whose calls are sent in each round trip.
 
-    The number of calls per round trip is bounded, because the server serves no other client while
-    it runs the calls of one write. A refused call is repeated whenever it is its partition's turn.
+    A round covers all partitions, and each round trip continues the round where the last one
+    stopped. The number of calls per round trip is limited, because the server serves no other
+    client while it runs them. A call that Redis refused is sent again in the next round.
     """
 
     def __init__(self, interval: float) -> None:
@@ -440,7 +446,7 @@ class RenewalScheduler:
 
     @property
     def has_more(self) -> bool:
-        """True if some partitions have not had their turn in this round yet."""
+        """True if the current round has not reached all partitions yet."""
         return bool(self._waiting)
 
     def next_calls(
@@ -450,10 +456,11 @@ class RenewalScheduler:
         partitions: Mapping[Assignment, AssignmentState],
         calls_for: Callable[[AssignmentState, float], Calls],
     ) -> Calls:
-        """Return the calls of the partitions whose turn it is.
+        """Return the calls of the next partitions in this round, or start a new round.
 
-        `calls_for` returns the calls of one partition. It is called with the partition and the
-        monotonic time until which renewals are due.
+        `heartbeat_at` is the monotonic time at which the next heartbeat is due. `calls_for` takes a
+        partition and a monotonic time, and returns the calls for the partition, including a renewal
+        that is due by then.
         """
         if not self._waiting:
             self._waiting = [*partitions][::-1]
@@ -468,10 +475,10 @@ class RenewalScheduler:
     def _due_until(
         self, now: float, heartbeat_at: float, partitions: Mapping[Assignment, AssignmentState]
     ) -> float:
-        """Return the monotonic time up to which renewals are sent now.
+        """Return the monotonic time up to which a renewal must be due to be sent now.
 
-        If a call has to be sent now anyway, leases that are due soon are renewed in the same round
-        trip. Otherwise, each lease would need a round trip of its own.
+        If a renewal or heartbeat has to be sent now anyway, leases that are due soon are renewed in
+        the same round trip, so that not every lease needs a round trip of its own.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=heartbeat_at)

@@ -1,7 +1,7 @@
 """Check the limits of workers: boot time, run time, memory, and progress between messages.
 
-Because the supervisor checks them, the limits apply even to a handler that blocks the interpreter
-of its worker, and no message needs a timer.
+The supervisor checks the limits from outside the worker. So they also apply to a handler that
+blocks its interpreter, and no message needs a timer of its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from streamqd.supervisor.running_worker import RunningWorker
 
 MEASURE_SECONDS = 2.0
 CHECK_INTERVAL_SECONDS = 0.25  # longest time until an exceeded limit is noticed
-# Seconds without progress after which an idle worker is killed. This must be longer than any wait
-# of a worker between two messages, which consists of a long poll and a reply.
+# Seconds without progress after which an idle worker is killed. This must be longer than the
+# longest time that a healthy worker waits between two messages, which is a long poll and a reply.
 STALLED_SECONDS = 30.0
 CONTROL_CLOSED_SECONDS = 1.0  # time limit for the exit of a worker that closed its control socket
-# If the time between two checks is longer than any wait of this process, the process and its
-# workers were frozen.
+# If more time has passed between two checks than this process ever waits, the process and its
+# workers must have been frozen, for example by a suspended host.
 FROZEN_NS = 5_000_000_000
 FREEZES_MAX = 16
 SUCCESSOR_BOOT_SECONDS = (
@@ -48,7 +48,10 @@ MAX_MESSAGES = "max_messages"  # the worker stops at this limit even without the
 
 
 class Replacement(NamedTuple):
-    """A worker that must be replaced. The reason is max_rss, max_age or max_messages."""
+    """A worker that must be replaced because it has reached max_rss, max_age or max_messages.
+
+    `rss` is its memory in bytes if the reason is max_rss, and None otherwise.
+    """
 
     partition: AssignmentState
     reason: str
@@ -56,7 +59,7 @@ class Replacement(NamedTuple):
 
 
 class LimitsExceeded(NamedTuple):
-    """The results of one check. `next_at` is the monotonic time of the next one."""
+    """The results of one check. `next_at` is the monotonic time at which to check again."""
 
     actions: list[Action]
     replacements: list[Replacement]
@@ -79,9 +82,9 @@ class Limits:
     def observe(
         self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> LimitsExceeded:
-        """Record the readiness, memory and runs of all workers, and check their limits.
+        """Check the limits of all workers, and record their readiness, memory and runs.
 
-        Return the actions for workers that have exceeded a limit.
+        Return the actions and replacements for workers that have exceeded a limit.
         """
         self._detect_freeze()
         actions: list[Action] = []
@@ -215,7 +218,10 @@ class Limits:
         running: list[RunningEntry],
         now: float,
     ) -> tuple[list[Action], float]:
-        """Return the actions for exceeded time limits, and the time of the next check."""
+        """Return the actions for runs that are over a time limit, and when to check again.
+
+        The second value is a monotonic time.
+        """
         soft, hard = worker.consumer.timeout, worker.consumer.hard_timeout
         if not soft and not hard:
             return [], now + MEASURE_SECONDS
@@ -230,7 +236,8 @@ class Limits:
         elapsed = {entry.sequence: self._seconds_since(entry.started_ns) for entry in running}
         oldest = min(elapsed)
         if hard and elapsed[oldest] > hard:
-            # Kill only after two readings, so that a run that is just finishing is not killed.
+            # Kill the worker only if two checks have found the same run over its limit, because the
+            # run may just be finishing.
             again = self._over_hard.get(partition.slot.index) == oldest
             if again and partition.slot.running_in(oldest):
                 kill = KillWorker(partition.assignment, "hard-limit", oldest)
@@ -252,9 +259,9 @@ class Limits:
     # --- frozen time ---
 
     def _detect_freeze(self) -> None:
-        """Record the last period if this process and its workers were frozen.
+        """Record the time since the last check as frozen if this process cannot have been running.
 
-        Such periods do not count as run time.
+        Frozen time does not count as run time.
         """
         now = now_ns()
         if self._checked_ns and now - self._checked_ns > FROZEN_NS:
@@ -265,14 +272,14 @@ class Limits:
         self._checked_ns = now
 
     def _seconds_since(self, started_ns: int) -> float:
-        """Return the seconds since `started_ns` (`now_ns`), without frozen periods."""
+        """Return the seconds since `started_ns` (on the `now_ns` clock), without frozen time."""
         frozen = sum(max(0, end - max(begin, started_ns)) for begin, end in self._frozen)
         return (now_ns() - started_ns - frozen) / 1e9
 
 
 def _note_ready(partition: AssignmentState, worker: RunningWorker, now: float) -> None:
     if worker.is_ready and not worker.ready_at:
-        # Do not wait until no handler is running, because a worker under load may run one at every
+        # Record this even if a handler is running, because a worker under load may run one at every
         # check.
         worker.became_ready(now, _rss(worker.child.pid))
         logs.event("worker.ready", assignment=partition.assignment, child=worker.child.pid)
@@ -300,10 +307,10 @@ class OomMonitor:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Start to count kills.
+        """Start to count kills from now on.
 
-        `path` is the file that contains the kernel's count. If it is None, `find_counter` looks for
-        the file.
+        `path` is the file that contains the kernel's count. If it is None, `find_counter` finds the
+        file for the control group of this process.
         """
         self._path = path or find_counter(Path("/proc/self/cgroup"))
         self._seen = self._count()
@@ -321,9 +328,9 @@ class OomMonitor:
         self._seen = count
 
     def explain(self, exit_: Exit) -> Exit:
-        """Return the exit, marked as out of memory if a kill by the kernel explains it.
+        """Return the exit, marked as out of memory if the kernel has recently killed a process.
 
-        Each kill explains only one exit.
+        Each kill that the kernel has counted explains only one exit.
         """
         if exit_.signal != signal.SIGKILL or not self._recent:
             return exit_
@@ -339,8 +346,8 @@ class OomMonitor:
 
 
 def find_counter(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
-    """Return the file in which the kernel counts its kills, or None if there is none.
+    """Return the file in which the kernel counts its out-of-memory kills, or None.
 
-    `membership` is a file in the format of /proc/self/cgroup.
+    `membership` is a file in the format of /proc/self/cgroup, which names the control group.
     """
     return memory_file(membership, "memory.events", "memory.oom_control", root)

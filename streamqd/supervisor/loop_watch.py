@@ -2,8 +2,8 @@
 
 A worker's event loop writes heartbeats to its slot (`worker/loop_heartbeat.py`). After
 `loop_blocked_after` seconds without a heartbeat, the supervisor sends a signal that makes the
-loop's thread write its stack, even while it executes C code. The run continues, because only the
-time limits stop a run.
+loop's thread write its stack, even while it executes C code. This does not stop the handler, which
+only its time limits do.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Silence:
-    """A blocked loop, and the progress of reporting it."""
+    """An event loop without a heartbeat, and how far it has been reported."""
 
     child: Child
     heartbeat_ns: int  # time of the last heartbeat
     report_at: float = 0.0  # monotonic time of the next report
     asked_at: float = 0.0  # monotonic time of the request for its stack, 0 if there is none
     reported: bool = False
-    unexplained: bool = False  # True if no stack arrived, or it showed no code of the user
+    unexplained: bool = False  # True if no stack has arrived, or it did not show the user's code
 
 
 @dataclass
@@ -67,7 +67,7 @@ class LoopWatch:
     def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:
         """Report loops that have written no heartbeat for `after` seconds.
 
-        If `after` is 0, nothing is reported. Return the monotonic time of the next check.
+        If `after` is 0, nothing is reported. Return the monotonic time at which to check again.
         """
         next_at = math.inf
         for partition in partitions:
@@ -78,7 +78,10 @@ class LoopWatch:
         return next_at
 
     def is_asked(self, assignment: Assignment) -> bool:
-        """Return True if `observe` has requested a stack from the worker and will take it."""
+        """Return True if `observe` has requested a stack from the worker and is waiting for it.
+
+        The stack must then be left to `observe`.
+        """
         found = self._silent.get(assignment)
         return found is not None and found.asked_at > 0
 
@@ -109,7 +112,7 @@ class LoopWatch:
         silence.asked_at = 0.0
         frame = blocking_frame(stack)
         if frame is None and not silence.unexplained:
-            # The whole host may have been slow, so wait once more before this is reported.
+            # The whole host may have been slow, so report this only if it is found again.
             silence.unexplained = True
             silence.report_at = now + after
         else:
@@ -147,7 +150,7 @@ class LoopWatch:
         )
 
     def _report_resumed(self, partition: AssignmentState, silence: _Silence) -> None:
-        """Report that a loop runs again, unless its process has exited."""
+        """Report that a loop is running again, unless its process has exited."""
         del self._silent[partition.assignment]
         if not silence.reported:
             return
@@ -164,10 +167,11 @@ class LoopWatch:
 
 
 def blocking_frame(stack: str) -> Frame | None:
-    """Return the frame that blocks a loop, which is the innermost frame of the user's own code.
+    """Return the frame that blocks an event loop: the innermost frame of the user's own code.
 
-    If the application is an installed package, return the outermost frame of a package instead.
-    Return None if the stack shows only the loop, which is then waiting for another thread.
+    If the stack shows no such frame, for example because the application is an installed package,
+    return the outermost frame of an installed package. Return None if the stack shows only the
+    loop itself, because in that case the loop is waiting for another thread.
     """
     found = [
         Frame(file, int(line), function)
@@ -192,8 +196,8 @@ def blocking_frame(stack: str) -> Frame | None:
 def _directories(*names: str) -> tuple[str, ...]:
     """Return the paths of Python's directories with these names, each ending with a slash.
 
-    Do not call this at the start, because `sysconfig` keeps 0.6 MiB of build variables in memory,
-    which every worker would inherit.
+    Do not call this before workers are forked, because it makes `sysconfig` keep 0.6 MiB of build
+    variables in memory, which every worker would inherit.
     """
     return tuple({str(Path(sysconfig.get_path(name))) + "/" for name in names})
 

@@ -1,4 +1,4 @@
-"""Build the heartbeat of this instance, and process the reply, which lists the members."""
+"""Build the heartbeat of this instance, and process the reply, which lists the fleet's members."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streamqd.version import __version__
 
 
 class Membership:
-    """The content and the due time of the next heartbeat, and the reply to the last one."""
+    """Builds and schedules this instance's heartbeats, and keeps the reply to the last one."""
 
     def __init__(self, daemon: Daemon, keys: Keys, lock_id: str) -> None:
         self.daemon = daemon  # settings, which a reload replaces
@@ -41,8 +41,8 @@ class Membership:
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
         self.predecessor_nonce = ""  # nonce of a dead predecessor that is still to be removed
         self.accepted = False  # True if Redis accepted the last heartbeat under this name
-        # If a heartbeat failed because a key has the wrong type, this is the error until the key is
-        # logged. Otherwise, it is ''.
+        # The error of a heartbeat that failed because a key has the wrong type. It becomes '' when
+        # that key has been found and logged.
         self.mistyped = ""
         self.duplicate: dict[str, Any] = {}  # host and PID of another run with the same name
         self._keys = keys
@@ -58,9 +58,9 @@ class Membership:
         self._refusal = ""  # the last refusal of the heartbeat that was logged
 
     def heartbeat_soon(self) -> None:
-        """Send a heartbeat soon, and then read the fleet.
+        """Schedule a heartbeat soon, after which the supervisor reads the state of the fleet.
 
-        The heartbeat is sent at the next tick, or later if the fleet is large.
+        It is sent at the next tick, or later if the fleet is large.
         """
         at = heartbeats.woken_heartbeat(
             self._heartbeat_sent_at, self.interval, len(self.seen), random()
@@ -72,7 +72,7 @@ class Membership:
         self.heartbeat_at = min(self.heartbeat_at, at)
 
     def depart(self) -> None:
-        """Report this instance as leaving, in a heartbeat that is sent soon."""
+        """Schedule a heartbeat soon that reports this instance as leaving the fleet."""
         if not self._leaving:
             self._leaving = True
             self.heartbeat_soon()
@@ -91,7 +91,7 @@ class Membership:
         partitions: Mapping[Assignment, AssignmentState],
         offers: Sequence[Assignment],
     ) -> Call:
-        """Return the heartbeat, which is the call that reports this instance and its state."""
+        """Return the call that reports this instance and its state to the fleet."""
         daemon = self.daemon
         info = {
             "boot": startup.boot_id(),
@@ -122,9 +122,10 @@ class Membership:
         )
 
     def apply_reply(self, reply: Reply | RedisResponseError | ContractError, jitter: float) -> bool:
-        """Process the reply to a heartbeat. Return True if it lists the members.
+        """Process the reply to a heartbeat. Return True if it lists the fleet's members.
 
-        An invalid reply is logged, and the last list of members stays in use.
+        An invalid reply or an error is logged, and the last list of members stays in use. `jitter`
+        is a random number that varies the time of the next heartbeat.
         """
         now = self._heartbeat_sent_at = time.monotonic()
         self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
@@ -173,9 +174,10 @@ class Membership:
             logs.event("redis.refused", logging.ERROR, request="heartbeat", error=error)
 
     def log_mistyped_keys(self, link: Connection) -> None:
-        """Log each key of the heartbeat that has a wrong type, once, together with the remedy.
+        """Find and log the keys that made a heartbeat fail because they have the wrong type.
 
-        This takes one round trip. Raises RedisUnavailableError.
+        Each key is logged once, together with the remedy. This takes one round trip. Raises
+        RedisUnavailableError if Redis does not answer.
         """
         found = key_types.find_mistyped(link, members.expected_types(self._keys, self.daemon.fleet))
         refusal, self.mistyped = self.mistyped, ""
@@ -194,14 +196,17 @@ class Membership:
         )
 
     def _record_duplicate(self, other: members.Heartbeat, now: float) -> None:
-        """Record that another run has the same name, or that this run's predecessor is dead."""
+        """Process a heartbeat that another process has sent under this instance's name.
+
+        Record it as a duplicate if it is alive, or as a predecessor to be removed if it is dead.
+        """
         self.accepted = False
         info = other.info
         dead = self.silence.observe_duplicate(
             other.heartbeat_unix_ms, now, leaving=bool(info.get("leaving"))
         )
-        # This process holds the lock, so a run that held the same lock has exited together with all
-        # its processes.
+        # This process now holds the lock. So if the other one held the same lock, it has exited
+        # together with all its child processes.
         if dead or info.get("lock") == self._lock_id:
             self.duplicate, self.predecessor_nonce = {}, str(info.get("nonce", ""))
             return
@@ -225,7 +230,7 @@ class Membership:
             return members.to_member_view(member)
 
     def predecessor_removal(self) -> Call:
-        """Return the call that removes a dead predecessor before its heartbeat expires."""
+        """Return the call that removes a dead predecessor now, before its heartbeat expires."""
         return members.leave(
             self._keys, self.daemon.fleet, self.daemon.instance, self.predecessor_nonce
         )

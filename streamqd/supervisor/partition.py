@@ -3,8 +3,8 @@
 This is a state machine that does no I/O. `intent` returns the next call to Redis, and `apply_reply`
 processes the reply. `startable` is true if a worker may be forked, and `on_exit` processes the exit
 of the worker's process. Each call is repeated with the same arguments until Redis replies, so a
-lost reply does no harm. If the supervisor dies before the reply to a refence arrives, only the
-recorded cause of the crash is lost.
+lost reply does no harm. If the supervisor dies before the reply to a refence arrives, its successor
+repeats the refence, and only the recorded cause of the crash is lost.
 
     FREE ── acquire ──► ACQUIRING ── OK ──► HELD ── process exits ──► REFENCING ── OK ──► HELD
                          │                │                                │ (new token)
@@ -12,10 +12,12 @@ recorded cause of the crash is lost.
                                           ▼
                                       RELEASING ── answered ──► FREE
 
-A *refence* replaces the token in the fence. It also acknowledges finished messages and may charge
-one, so REFENCING is left only when Redis replies. If no message has to be acknowledged or charged,
-HELD leads directly to RELEASING. A refused acquire or a lost lease leads to FREE. An assignment of
-a killed supervisor (`resume`) starts in REFENCING, or reaches it through ACQUIRING.
+A *refence* replaces the token in the fence, so that Redis rejects any write of the exited process.
+It also acknowledges finished messages and may charge one, which means that a crash is counted
+against the message. So the assignment stays in REFENCING until Redis replies. If a leaving worker
+has left no message to acknowledge or charge, HELD leads directly to RELEASING. A refused acquire or
+a lost lease leads to FREE. An assignment of a killed supervisor (`resume`) starts in REFENCING, or
+reaches it through ACQUIRING.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ ON_STOP_SECONDS = 30.0
 
 
 class Phase(enum.Enum):
-    """The step of an assignment, without its arguments."""
+    """The step that an assignment has reached, without the arguments of the step's call."""
 
     FREE = "free"
     ACQUIRING = "acquiring"
@@ -57,16 +59,17 @@ class Phase(enum.Enum):
 
 
 class Blame(NamedTuple):
-    """The messages that may have caused the exit of a process.
+    """The assessment of why a process has exited, and which messages may have caused it.
 
-    If there is exactly one suspect, it is charged. The other values depend on the kind of exit:
+    If there is exactly one suspect, it is charged, so the crash is counted against that message.
+    The other values depend on the kind of exit:
 
     | Exit                            | `expected` | `crashed` | `suspects`                  |
     | planned                         | yes        | no        | none                        |
     | killed: hard limit              | yes        | yes       | messages of the killed run  |
     | killed: boot time, stalled      | yes        | yes       | none                        |
     | killed for another reason       | yes        | no        | none                        |
-    | any other                       | no         | yes       | messages that ran           |
+    | any other                       | no         | yes       | messages that were running  |
     """
 
     expected: bool
@@ -81,10 +84,11 @@ class ExitAssessment(NamedTuple):
     crashed: bool
     cause: restart.ExitCause
     charged: bytes | None
-    lived: float = 0.0  # how many seconds the process was ready
+    lived: float = 0.0  # number of seconds for which the process was ready
     settled: int = 0  # number of messages that it finished, successfully or not
     lost: bool = False  # True if it was the first to notice that the lease has another owner
-    # True if it finished no message, and the crash only makes the rounds of its suspects smaller.
+    # True if the process crashed before it finished a message, and this only makes the rounds of
+    # the known suspects smaller (see `policy.rounds`).
     narrowed: bool = False
 
 
@@ -97,7 +101,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Acquiring:
-    """The arguments of an acquire. `dead_token` is the token of an owner that has exited."""
+    """This instance is acquiring the lease. `dead_token` belongs to an owner that has exited."""
 
     phase: ClassVar[Phase] = Phase.ACQUIRING
 
@@ -114,7 +118,10 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True)
 class Refencing:
-    """The arguments of a refence, which acknowledges messages and may charge one."""
+    """This instance is replacing its token after its worker has exited.
+
+    The refence also acknowledges the messages in `done` and charges the message in `charged`.
+    """
 
     phase: ClassVar[Phase] = Phase.REFENCING
 
@@ -153,8 +160,9 @@ class AssignmentState:
     groups_ready: bool = False
     start_at: float = 0.0  # earliest monotonic time of the next fork
     refused_since: float = 0.0  # monotonic time since which forks are refused, 0 if they are not
-    suspects: rounds.Suspects = field(default_factory=dict)  # the next process runs them in rounds
-    # True if `suspects` contains all messages that were running when the last owner exited.
+    # Messages that may have crashed a process. The next process runs them in rounds.
+    suspects: rounds.Suspects = field(default_factory=dict)
+    # True if `suspects` contains every message that was running when the last owner exited.
     suspects_complete: bool = False
     uncharged: int = 0  # number of consecutive processes that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
@@ -162,7 +170,7 @@ class AssignmentState:
     last_exit: str = ""
     refusal: str = ""  # code of the last error reply, kept so that repetitions are not logged
     refused: str = ""  # phase of the refused call, or `group`
-    relayed: tuple[int, int] = (0, 0)  # value of `housekeeping` when the worker was last woken
+    relayed: tuple[int, int] = (0, 0)  # `housekeeping` at the time when the worker was last woken
     pace: float = 0.0  # messages per second that an earlier process finished
     leaving: str = ""  # reason for the next release, which the release records in Redis
 
@@ -173,13 +181,14 @@ class AssignmentState:
     # --- intents ---
 
     def resume(self, found: ResumableAssignment, *, alone: bool) -> None:
-        """Plan to resume the lease of a killed supervisor, as after a crash of its worker.
+        """Plan to take over the lease of a killed supervisor, as if only its worker had crashed.
 
-        A refence replaces the token, and Redis refuses it if another instance has owned the
-        assignment in the meantime. Finished messages are acknowledged. `alone` is true if no
-        messages were running in other assignments. If it is false, any of the running messages may
-        have killed the supervisor, so none is charged. Instead, they run in marked rounds, as after
-        the loss of a host. Messages that were only waiting are not suspects.
+        The token is replaced, which Redis refuses if another instance has owned the assignment in
+        the meantime. Finished messages are acknowledged. `alone` is true if no messages were
+        running in other assignments. If it is false, any of the running messages may have killed
+        the supervisor, so this charges none of them. Instead, the next worker runs them in marked
+        rounds to find out, as after the loss of a host. Messages that had not started are not
+        suspects.
         """
         assert isinstance(self.step, Free)
         if not (alone or found.next_token):
@@ -193,8 +202,8 @@ class AssignmentState:
         new_token = found.next_token or secrets.token_hex(16)
         self.step = Refencing(new_token, found.done, resumed=found)
         if len(found.running) == 1:
-            # If a refence was in progress, the worker had exited before the supervisor, for an
-            # unknown reason.
+            # If a refence was in progress, the worker had exited before the supervisor did, and its
+            # reason is unknown.
             what = {} if found.next_token else {"what": "the death of its supervisor"}
             context = json.dumps(what).encode()
             self.step = replace(self.step, charged=found.running[0], context=context)
@@ -206,9 +215,10 @@ class AssignmentState:
     def acquire(
         self, seen_epoch: int, dead_token: str = "", resumed: ResumableAssignment | None = None
     ) -> None:
-        """Plan to acquire the lease, whose epoch in Redis was last `seen_epoch`.
+        """Plan to acquire the lease. Redis refuses this if its epoch is no longer `seen_epoch`.
 
-        `dead_token` is the token of an owner that has exited, or ''.
+        `dead_token` is the token of an owner that has exited, or ''. `resumed` is the state that a
+        killed supervisor left.
         """
         assert isinstance(self.step, Free)
         self.step, self.leaving = Acquiring(dead_token, resumed), ""
@@ -225,8 +235,8 @@ class AssignmentState:
             case HeldLease():
                 self._release()
             case Acquiring():
-                # It is unknown whether Redis has executed the acquire. A release with its token is
-                # correct in both cases.
+                # The call that acquires the lease may or may not have been executed. Releasing the
+                # token of that call is correct in both cases.
                 self.step = Releasing()
 
     def _release(self) -> None:
@@ -234,7 +244,7 @@ class AssignmentState:
         self.slot.forget_lease()  # all messages are finished, so a successor has nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
-        """Return the call to send now, or None. It stays the same until Redis replies."""
+        """Return the call to send to Redis now, or None. It stays the same until Redis replies."""
         match self.step:
             case Acquiring(dead_token):
                 return leases.acquire(keys, self.lease, ttl, owner, dead_token)
@@ -247,7 +257,11 @@ class AssignmentState:
     # --- answers ---
 
     def apply_reply(self, reply: Reply | RedisResponseError, now: float) -> str:
-        """Process the reply to `intent`. Return a word for the log, or ''."""
+        """Process the reply to the call from `intent`, and move on to the next step.
+
+        Return acquired, released, charged, resumed or lost, so that the caller can log the change,
+        or '' if there is nothing to log.
+        """
         if isinstance(reply, RedisResponseError):
             # Redis has changed nothing, and the next round trip repeats the call.
             return ""
@@ -273,7 +287,9 @@ class AssignmentState:
         if resumed is not None:
             new_token = secrets.token_hex(16)
             self.step = Refencing(new_token, resumed.done, resumed=resumed)
-            self.slot.restore(resumed.done, [])  # the acquire has already charged the messages
+            # The acquire has already judged the running messages by their mark in the fence, so the
+            # refence must not charge them again.
+            self.slot.restore(resumed.done, [])
             self.slot.note_lease(self.lease, new_token)
             return "acquired"
         self.slot.forget_batch()  # this batch belongs to an earlier process
@@ -292,8 +308,8 @@ class AssignmentState:
 
     def _apply_refence_reply(self, refence: Refencing, reply: Reply, now: float) -> str:
         epoch = leases.parse_epoch(reply) if reply.word == "OK" else 0
-        # Clear the batch before the token changes, because it would be charged again under the new
-        # token.
+        # Clear the batch before the new token is recorded. Otherwise, if the supervisor were killed
+        # in between, its successor would charge the batch again under the new token.
         self.slot.forget_batch()
         if reply.word != "OK":
             self.become_free()
@@ -327,7 +343,7 @@ class AssignmentState:
     # --- the process ---
 
     def on_exit(self, exit_: Exit) -> ExitAssessment:
-        """Process the exit of the worker's process: find the suspects, and plan the next call."""
+        """Process the exit of the worker: find its cause, and plan the next call to Redis."""
         worker, now = self.worker, time.monotonic()
         assert worker is not None
         # Read the slot first, and clear it last, because the refence needs its entries.
@@ -359,9 +375,12 @@ class AssignmentState:
         return ExitAssessment(blame.crashed, cause, blame.charged, lived, settled, lost, narrowed)
 
     def _blame(self, exit_: Exit, kill: Kill | None, batch: Batch) -> Blame:
-        """Assess the exit of the process from its code, its kill and the running messages."""
-        # The code alone proves nothing, because a handler can exit with any code. A worker that
-        # exits as planned becomes quiet first.
+        """Find out if an exit was expected, and which messages may have caused it.
+
+        `kill` is the SIGKILL that the supervisor has sent to the process, or None.
+        """
+        # The exit code alone proves nothing, because a handler can exit with any code. But a worker
+        # that exits as planned reports that it is quiet before it exits.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
         unexpected = kill is None and not (quiet and exit_.code in ORDERLY)
         suspects = batch.running if unexpected else []
@@ -375,9 +394,9 @@ class AssignmentState:
         return Blame(not unexpected, crashed, suspects, charged)
 
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
-        """Record the suspects, which the next process runs in rounds.
+        """Record the suspects, which the next process runs in rounds to find the culprit.
 
-        `idle` is true if no message was running.
+        `idle` is true if no message was running, and the exit was not a reported boot failure.
         """
         if not self.slot.suspects_left:
             self.suspects = {}  # all suspects have run without a crash
@@ -398,9 +417,12 @@ class AssignmentState:
         self.slot.failures.note(f"process terminated with {how}", now_ns())
 
     def _clear_slot(self, suspects: list[bytes]) -> None:
-        """Clear the slot, except for its batch if a refence still has to settle the messages."""
+        """Clear the slot for the next process.
+
+        If a refence follows, its messages stay in the slot until Redis replies. If the supervisor
+        is killed before that, its successor reads them there and repeats the refence.
+        """
         if isinstance(self.step, Refencing):
-            # Keep the batch until Redis replies to the refence.
             self.slot.acquit(suspects)
             self.slot.note_lease(self.lease, self.step.new_token)
             self.slot.vacate()
@@ -408,9 +430,10 @@ class AssignmentState:
             self.slot.clear()
 
     def plan_restart(self, found: ExitAssessment, now: float, daemon: Daemon) -> bool:
-        """Set the earliest time of the next fork, as the restart policy requires.
+        """Set the time at which the next process may be forked, as the restart policy requires.
 
-        Return False after too many crashes. The partition then pauses for `daemon.crash_cooldown`.
+        Return False after too many crashes. In that case, the partition pauses for
+        `daemon.crash_cooldown`.
         """
         crashes = self.consumer.max_crashes
         kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
@@ -434,9 +457,11 @@ class AssignmentState:
         return False
 
     def dismiss(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
-        """Detach a quiet process, which handles no more messages.
+        """Detach a worker that handles no more messages, and process it as if it had exited.
 
-        `unexplained` is true if the reason for its exit is unknown. The group may then be missing.
+        Return its process, which may still be running `on_stop`. `unexplained` must be true if the
+        worker was not asked to stop. In that case, the consumer group may be missing in Redis, so
+        it is created again before the next fork.
         """
         assert self.worker is not None
         child = self.worker.child
@@ -445,25 +470,26 @@ class AssignmentState:
         return child, self.on_exit(Exit(ExitCode.STOPPED, None))
 
     def abandon(self) -> Child | None:
-        """Detach an unkillable process, which hangs in the kernel.
+        """Detach a process that hangs in the kernel even though it was killed, and return it.
 
-        The process may still write to its slot, so the slot cannot be trusted, and no message is
-        acknowledged or charged. Only a new token prevents the process from writing to Redis. Return
-        the process, which the caller reaps later.
+        The caller reaps the process later. Until it exits, it may still write to its slot. So the
+        slot cannot be trusted, and no message is acknowledged or charged. A new token makes Redis
+        reject its writes, and then the lease is released.
         """
         child, self.worker = self.child, None
         if isinstance(self.step, HeldLease):
-            # The slot still belongs to the process, so another instance must take over.
+            # The slot still belongs to the process, so another instance must acquire the
+            # assignment.
             self.step = Refencing(secrets.token_hex(16), release_after=True)
             self.leaving = "unkillable"
             self.slot.forget_lease()  # a successor must not read the slot either
         return child
 
     def fail(self, until: float, problem: str) -> None:
-        """Give up the assignment until the given monotonic time. This is possible in any phase.
+        """Give up the assignment until a monotonic time, because of an internal error.
 
-        The caller must have removed its processes. No message is acknowledged or charged, so all
-        pending messages run again.
+        This is possible in any phase, but the caller must have removed its processes. No message is
+        acknowledged or charged, so all pending messages run again.
         """
         assert self.worker is None
         assert self.standby is None
@@ -484,20 +510,27 @@ class AssignmentState:
         self.slot.standby_pid = 0
 
     def message_rate(self, now: float) -> float:
-        """Return the messages per second of the worker, or of the last one that finished any."""
+        """Return the messages per second that the worker finishes.
+
+        If it has not finished any yet, return the rate of the last worker that did, or 0.
+        """
         return (self.worker.pace(now) if self.worker is not None else 0.0) or self.pace
 
     def record_start(self, child: Child, now: float) -> None:
-        """Record the process that was forked or adopted as the worker."""
+        """Record that a process has become the worker, because it was forked or was the standby."""
         self.worker = RunningWorker(child, self.slot, self.consumer, now)
         self.slot.pid = child.pid
 
     def _plan_next_call(
         self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, expected: bool
     ) -> None:
-        """Plan the call that must follow the exit of the process, usually the refence."""
+        """Plan the call to Redis that must follow the exit of the process.
+
+        This is usually `refence`. It is a release if the worker leaves and no message has to be
+        acknowledged or charged, and there is none if the lease is lost.
+        """
         if not isinstance(self.step, HeldLease):
-            return  # the lease was lost while the process ran, so its token can settle nothing
+            return  # the lease was lost while the process was running, so its token is worthless
         if expected and exit_.code == ExitCode.FENCED:
             self.become_free()
             return
@@ -512,7 +545,7 @@ class AssignmentState:
 
     @property
     def phase(self) -> Phase:
-        """The step without its arguments."""
+        """The step that the assignment has reached, without the arguments of the step's call."""
         return self.step.phase
 
     @property
@@ -537,32 +570,36 @@ class AssignmentState:
 
     @property
     def resumed(self) -> ResumableAssignment | None:
-        """The state that a killed supervisor left, until Redis replies to the refence."""
+        """The state that a killed supervisor left, or None once it has been taken over."""
         return self.step.resumed if isinstance(self.step, Acquiring | Refencing) else None
 
     @property
     def housekeeping(self) -> tuple[int, int]:
-        """The numbers of the housekeeper's reclaim requests and missed polls. Source: slot."""
+        """The number of the housekeeper's last reclaim request, and the start of a missed poll.
+
+        A long poll is missed if it did not report an entry that exists. If either value changes,
+        the worker must be woken. Source: slot.
+        """
         return self.slot.reclaim_requested, self.slot.poll.missed
 
     @property
     def owned(self) -> bool:
-        """True while this instance owns the lease, which a renewal or refence extends."""
+        """True while this instance owns the lease, even if it is replacing the token."""
         return self.phase in (Phase.HELD, Phase.REFENCING)
 
     @property
     def crashed(self) -> bool:
-        """True if a pause of the assignment was caused by crashes and not by an internal error."""
+        """True unless the assignment is paused because of an internal error of the supervisor."""
         return self.slot.state != WorkerState.FAILED
 
     @property
     def release_after(self) -> bool:
-        """True if the lease will be released after the reply to a refence in progress."""
+        """True if a refence is in progress, after which the lease will be released."""
         return isinstance(self.step, Refencing) and self.step.release_after
 
     @property
     def releasable(self) -> bool:
-        """True if `release` is possible and would change the phase or the plan."""
+        """True if there is no worker, and the lease is neither free nor already being released."""
         if self.worker is not None:
             return False
         refencing = self.phase is Phase.REFENCING and not self.release_after
@@ -580,7 +617,7 @@ class AssignmentState:
 
     @property
     def wants_exchange(self) -> bool:
-        """True if the assignment has a call for Redis, and Redis did not refuse its last one."""
+        """True if a call for the assignment is due, and Redis has not refused its last one."""
         if self.refusal:
             return False
         waiting = self.phase not in (Phase.FREE, Phase.HELD)
@@ -588,13 +625,13 @@ class AssignmentState:
 
     @property
     def is_stuck(self) -> bool:
-        """True if Redis refuses the call because of an invalid value that must be repaired."""
+        """True if Redis refuses the current call because an operator must repair a value first."""
         only_this_key = refusal_kind_for_code(self.refusal) is RefusalKind.BAD_KEY_OR_COMMAND
         return only_this_key and self.refused == self.phase.value
 
 
 def _crash_context(exit_: Exit, worker: RunningWorker) -> bytes:
-    """Return how the process of a charged message exited, as JSON."""
+    """Return JSON that describes how the process of a charged message has exited."""
     return json.dumps(
         {
             "what": "a hard time limit" if worker.kill else str(exit_),

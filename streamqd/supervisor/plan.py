@@ -1,8 +1,8 @@
-"""The actions of the supervisor in one tick, merged from the actions that its parts return.
+"""The actions that the supervisor can apply in a tick, and the choice between conflicting ones.
 
-The parts (drain, rebalance, capacity, limits, rolling replacement) read the partitions and return
-actions, but never act themselves. Only `merge` decides between actions for the same partition, and
-the supervisor applies the result.
+The parts of the supervisor (drain, rebalance, capacity, limits, rolling replacement) look at the
+partitions and propose actions, but never act themselves. If they propose several actions for the
+same partition, `merge` chooses one of them, and the supervisor applies the result.
 
 Precedence, highest first:
 
@@ -15,8 +15,8 @@ Precedence, highest first:
 7. Start a process: adopt a standby, fork a worker, or fork a standby.
 8. Acquire a partition.
 
-An action with a lower precedence is dropped. Its part returns it again at the next tick if it still
-applies.
+The other actions are dropped. If a dropped action is still needed at the next tick, its part
+proposes it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamqd.model import Assignment
 
 
 class Acquire(NamedTuple):
-    """Acquire a partition that was last seen with this epoch.
+    """Acquire a partition, unless its epoch in Redis has changed since it was read.
 
     `dead_token` is the token of an owner that has exited, or ''.
     """
@@ -51,7 +51,7 @@ class DismissWorker(NamedTuple):
     """Detach a quiet worker, which exits while its successor works under a new token."""
 
     assignment: Assignment
-    unexplained: bool = False  # True if its exit has no known reason: the group may be missing
+    unexplained: bool = False  # True if it was not asked to stop, so its group may be missing
 
 
 class ForkWorker(NamedTuple):
@@ -80,7 +80,7 @@ class StopWorker(NamedTuple):
 
 
 class KillWorker(NamedTuple):
-    """Kill a worker. For a hard limit, `run_seq` is the run that has exceeded it."""
+    """Kill a worker. `run_seq` is the number of the run that exceeded its hard limit, if any did."""
 
     assignment: Assignment
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit
@@ -150,17 +150,17 @@ _RANK: Mapping[type, int] = MappingProxyType(
     }
 )
 _REASON_RANKS = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
-# These actions have no precedence, and may accompany any other action on the same worker.
+# These actions are always applied, next to the action that is chosen for the same partition.
 _UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
 def merge(actions: Iterable[Action], isolate: Isolate[Assignment] = run_directly) -> list[Action]:
-    """Return the actions to apply: for each partition, the one with the highest precedence.
+    """Return the actions to apply, with only the most important one for each partition.
 
-    A standby that must exit is not adopted, and the next tick forks a worker instead.
+    If a standby must exit, it is not adopted, and the next tick forks a worker instead.
 
-    The actions are in order of precedence, so only Acquire comes after the forks. This matters,
-    because memory that the supervisor writes between two forks is copied for each child.
+    The result is in order of precedence, so that nothing but Acquire comes after the first fork.
+    This saves memory, because any memory that the supervisor writes to between two forks is copied.
     """
     beside: list[Action] = []
     chosen: dict[Assignment, tuple[int, Action]] = {}

@@ -1,9 +1,9 @@
 """Limit the partitions of this instance while the operating system refuses to start processes.
 
-If no process can be started for a partition, the partition is released. The heartbeat reports the
-limit, so that other instances acquire such partitions. When enough processes can be started again,
-the heartbeat no longer reports a limit, and the instance gets its share back.
-`policy.capacity.Capacity` keeps the state.
+If no process can be started for a partition, the partition is released, and the heartbeat reports
+how many partitions this instance can run. The other instances then acquire the rest. As soon as
+enough processes can be started again, the heartbeat no longer reports a limit, and the instance
+gets its share of the partitions back. `policy.capacity.Capacity` keeps the state.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from streamqd.supervisor.plan import ReleaseLease
 def observe(
     capacity: Capacity, now: float, partitions: Collection[AssignmentState], refusal: str
 ) -> None:
-    """Limit the capacity if the operating system has refused a process for too long.
+    """Limit the capacity if a partition has waited too long for a process.
 
-    The limit is then the number of partitions whose workers are running. `refusal` is the last
-    error of the operating system.
+    The limit is the number of partitions whose workers are running now. `refusal` is the error with
+    which the operating system last refused a process.
     """
     stuck = _stuck(now, partitions)
     if stuck:
@@ -41,14 +41,15 @@ def observe(
 
 
 def plan_actions(now: float, partitions: Iterable[AssignmentState]) -> list[ReleaseLease]:
-    """Return actions that release the partitions for which processes have been refused too long."""
+    """Return actions that release the partitions for which no process can be started."""
     return [ReleaseLease(each.assignment, "unstartable") for each in _stuck(now, partitions)]
 
 
 def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
-    """Return the heartbeat fields for the limit. Older members of the fleet only use `cap`.
+    """Return the heartbeat fields that report the limit, or {} if there is none.
 
-    `cap` is the setting `daemon.max_partitions`.
+    `cap` is the setting `daemon.max_partitions`. The result also contains a field of that name,
+    because instances with an older version know only `cap`.
     """
     limit = capacity.limit
     if limit is None:
@@ -56,17 +57,18 @@ def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
     return {
         "capacity": limit,
         "capacity_problem": capacity.problem[:200],
-        # A cap of 0 means that there is no limit, so an instance with no capacity at all reports
-        # `leaving`.
+        # If this instance cannot run any partition, it reports `leaving`, because a cap of 0 would
+        # mean that there is no limit.
         **({"cap": min(limit, cap or limit)} if limit else {"leaving": True}),
     }
 
 
 def _stuck(now: float, partitions: Iterable[AssignmentState]) -> list[AssignmentState]:
-    """Return all partitions without a process, once one of them has waited `GIVE_UP_SECONDS`.
+    """Return all partitions that wait for a process, once one of them has waited `GIVE_UP_SECONDS`.
 
-    They are all released together. If only the first one were released, the rebalancer would move a
-    running partition to another instance for each of those that still wait.
+    They must all be released at the same time. If only the first one were released, the instance
+    would own more partitions than the limit, and the rebalancer could move running partitions to
+    other instances in place of those that still wait.
     """
     refused = [
         each

@@ -1,4 +1,4 @@
-"""Compute the actions for a new view of the fleet, which acquire or shed partitions."""
+"""Decide which partitions to acquire or hand over after the state of the fleet was read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def decide(
 
     `wanted` contains the assignments of all current consumers. Assignments in `blocked` have a
     process that cannot be killed, so they are not acquired. `room` is the number of partitions that
-    may be acquired. If a reload has lowered the cap, it can be negative, and partitions are shed.
+    may still be acquired. It is negative if a reload has lowered `daemon.max_partitions`, and
+    partitions are then handed over.
     """
     owned_since = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
     moving = sum(1 for assignment in owned_since if partitions[assignment].stop_reason == "shed")
@@ -58,7 +59,10 @@ def count_unowned(
     wanted: Collection[Assignment],
     constraints: Constraints,
 ) -> int:
-    """Return how many wanted assignments have no owner, not counting those of stopped groups."""
+    """Return the number of wanted assignments that have no owner although they should have one.
+
+    The assignments of groups that an operator has stopped do not count.
+    """
     return sum(
         1
         for assignment in wanted

@@ -26,11 +26,11 @@ FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weigh
 
 @dataclass(frozen=True)
 class Validated:
-    """The result of validating a new configuration in a child.
+    """The result of validating a new configuration in a child process.
 
-    `settings` is None if the configuration is invalid. `sources` lists the files of the user's
-    code, which were read after `since_unix_ns`. `groups_restored` is the number of consumer groups
-    that were created again.
+    `settings` is None if the configuration is invalid. `partitions` maps topics to their partition
+    counts. `sources` lists the files of the user's code, which were read after `since_unix_ns`.
+    `groups_restored` is the number of missing consumer groups that the child has created again.
     """
 
     settings: Settings | None
@@ -41,9 +41,9 @@ class Validated:
 
 
 class Reload:
-    """Runs one reload at a time, and reports its progress.
+    """Validates one new configuration at a time, and reports the progress of the reload.
 
-    The supervisor itself adopts the validated configuration and replaces the workers.
+    It does not apply the configuration. The supervisor does that and replaces the workers.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Reload:
 
     @property
     def since_unix_ms(self) -> int:
-        """The time (unix ms) at which the running reload, or else the next one, was requested.
+        """The time (unix ms) at which the current reload was requested, or 0 if there is none.
 
-        It is 0 if there is neither.
+        A reload that is already running takes priority over one that is only requested.
         """
         if self._probe is not None or self.rolling:
             return self._since_unix_ms
@@ -92,7 +92,7 @@ class Reload:
 
     @property
     def pids(self) -> set[int]:
-        """The process IDs of a running reload."""
+        """The process ID of the child that validates a configuration, if it is running."""
         return {self._probe.pid} if self._probe is not None else set()
 
     def tick(self, running: Settings) -> Validated | None:
@@ -154,14 +154,14 @@ class Reload:
         )
 
     def refuse(self, problems: list[str]) -> None:
-        """Report why the new configuration is rejected. The old one stays in use."""
+        """Log why the new configuration is rejected. The old one stays in use."""
         self.problem = "; ".join(problems)
         for problem in problems:
             logs.event("reload.refused", logging.ERROR, problem=problem)
         self._notifier.ready("reload refused, the old configuration stays in use")
 
     def start_roll(self, partitions: int) -> None:
-        """Record that the workers of this many partitions are being replaced."""
+        """Record that the supervisor now replaces the workers of this many partitions."""
         self.rolling = True
         logs.event("reload.validated", partitions=partitions)
 
@@ -187,14 +187,17 @@ class Reload:
 
 
 def _keep_fixed(new: Settings, old: Settings) -> Settings:
-    """Return the new settings, but keep the old values of those that only a restart can change."""
+    """Return the new settings, but with the old values of those that only a restart can change.
+
+    If any of them differ, this is logged.
+    """
     changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
     fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}
     changed += [
         f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
     ]
-    # The URL of an embedded server was replaced with its address at the start. The difference is
-    # therefore not a change of the configuration.
+    # At the start, the URL of an embedded server was replaced with the server's address. So this
+    # difference does not mean that the configuration has changed.
     if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
         changed.pop(0)
     if changed:

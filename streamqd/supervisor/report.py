@@ -16,7 +16,7 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.partition import AssignmentState, Phase
 
-# A start or drain that makes progress requests this many more seconds from the service manager.
+# Number of additional seconds that a start or drain requests from the service manager each time.
 EXTEND_SECONDS = 20.0
 EXTEND_EVERY = 5.0  # seconds between two requests for such an extension
 PINGS = 4  # number of pings per watchdog interval
@@ -46,19 +46,21 @@ class StatusReporter:
         member: bool = False,
         duplicate: bool = False,
     ) -> None:
-        """Publish the flags, the progress and the status of this instance.
+        """Publish the state of this instance in the scoreboard, and report it to systemd.
 
-        READY is sent when the worker of each owned partition has booted or has exited at least
-        once, because a single broken partition must not delay the start. `fleet_seen` is true if
-        the owners of the partitions are known. `capacity` is the number of partitions that the
-        operating system allows, or None if it has set no limit. `member` is true if the fleet lists
-        this instance under its name, and `duplicate` if another live run has the same name.
+        READY is sent as soon as the worker of each owned partition has booted or has exited at
+        least once, because a single broken partition must not delay the start. `fleet_seen` is true
+        once the owners of the partitions are known. `drained` is true if an operator drains this
+        instance. `capacity` is the number of partitions for which the operating system can start
+        processes, or None if there is no such limit. `member` is true if Redis has accepted this
+        instance under its name, and `duplicate` if another live process uses the same name.
         """
         owned = [partition for partition in partitions.values() if partition.owned]
         wanted = [
             partition for partition in partitions.values() if partition.phase is not Phase.FREE
         ]
-        # Check this before counting, so that a worker that becomes ready in between is counted.
+        # Check this before counting the ready workers. Otherwise, a worker that becomes ready in
+        # between could be missing in the status that is sent with READY.
         starting = any(not partition.is_ready and not partition.exits for partition in wanted)
         running = sum(1 for partition in owned if partition.is_ready)
         flags = InstanceFlags.STARTED
@@ -98,10 +100,11 @@ class StatusReporter:
             self._notifier.status(status)
 
     def _report_progress(self, now: float, *, waited_for: bool) -> None:
-        """Ping the watchdog, and request more time during a start or drain.
+        """Ping systemd's watchdog, and request more time from it during a start or drain.
 
-        If the housekeeper makes no progress, neither is sent, because retries and trimming would
-        otherwise stop unnoticed. An outage of Redis does not stop the housekeeper's rounds.
+        If the housekeeper makes no progress, do neither, so that systemd restarts the daemon.
+        Otherwise, retries and trimming would stop unnoticed. An outage of Redis does not count,
+        because the housekeeper's rounds continue during an outage.
         """
         began_ns = self._board.housekeeper_progress_ns
         if began_ns and (now_ns() - began_ns) / 1e9 > HOUSEKEEPER_SECONDS:
@@ -116,7 +119,10 @@ class StatusReporter:
 
 
 def dump(partitions: Mapping[Assignment, AssignmentState], isolation: Isolation) -> None:
-    """Log the state of each assignment and the supervisor's stack. Request all workers' stacks."""
+    """Log the state of each assignment and the supervisor's stack, and request the workers' stacks.
+
+    The supervisor calls this on SIGUSR1. The workers' stacks are logged when they arrive.
+    """
     isolation.run_for_each(partitions.values(), _log_state)
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)

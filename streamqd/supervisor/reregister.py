@@ -1,6 +1,7 @@
 """Register topics, groups and partition counts again after a fence or topic was deleted.
 
-A child process does this, because each topic and each group takes a round trip.
+A child process does this, because it takes a round trip for each topic and group, which would block
+the supervisor for too long.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ RETRY_SECONDS = 2.0
 class Registered(NamedTuple):
     """The result of a child process that has registered topics again.
 
-    `partitions` maps each topic that could be read to its partition count.
+    `complete` is true if no error occurred. `groups_restored` is the number of missing consumer
+    groups that it has created. `partitions` maps each topic that it could read to its partition
+    count.
     """
 
     complete: bool = False
@@ -29,7 +32,7 @@ class Registered(NamedTuple):
 
 @dataclass
 class Reregister:
-    """Repeats a registration until it succeeds. One child runs at a time."""
+    """Runs the child process that registers topics again, one at a time."""
 
     forget: Sequence[Callable[[], None]]  # passed to `process.spawn`
     _task: SubprocessTask | None = None
@@ -64,7 +67,7 @@ class Reregister:
     def begin(self, now: float, settings: Settings, known: Mapping[str, int]) -> None:
         """Start a child, unless one is running or the last one failed within `RETRY_SECONDS`.
 
-        `known` maps each topic whose number of partitions this instance knows to that number.
+        `known` maps topics to their partition counts, as far as this instance knows them.
         """
         if self._task is not None or now < self._next_at:
             return

@@ -1,7 +1,8 @@
-"""Resolve host names in a child process, because the operating system offers no time limit.
+"""Resolve host names in a child process, because a lookup has no time limit of its own.
 
-If the name server does not answer, a lookup takes 5 seconds, which would delay lease renewals. A
-child that is late keeps running, and the next lookup uses its answer.
+If the name server does not answer, a lookup takes 5 seconds, which would delay the renewal of
+leases. So the supervisor waits only for a limited time. If the child is slower, it keeps running,
+and the next lookup of the same name uses its answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KEPT_SECONDS = 60.0  # an answer can be used for this long after its resolution 
 class Resolver:
     """Resolves names for the supervisor's connections.
 
-    Each name has no more than one child at a time. Numeric addresses do not need a child.
+    No more than one child runs for each name. Numeric addresses are returned without a child.
     """
 
     forget: Sequence[Callable[[], None]] = ()  # passed to `process.spawn`
@@ -36,10 +37,9 @@ class Resolver:
         return {task.pid for task in self._asked.values()}
 
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return the addresses of a name, as `transport.Lookup` does.
+        """Return the addresses of a name. This is the supervisor's `transport.Lookup`.
 
-        The call takes no longer than `seconds`. Raises socket.gaierror if the name is not resolved
-        by then.
+        Raises socket.gaierror if the name does not exist or is not resolved within `seconds`.
         """
         self._forget_old()
         try:
@@ -71,7 +71,7 @@ class Resolver:
         return [(family, tuple(address)) for family, address in outcome.result]
 
     def _forget_old(self) -> None:
-        """Drop old answers that no lookup has used, because the addresses may have changed."""
+        """Drop answers that are too old to use, because the addresses may have changed."""
         old = time.monotonic() - KEPT_SECONDS
         for asked, task in list(self._asked.items()):
             if task.began <= old and task.poll() is not None:
