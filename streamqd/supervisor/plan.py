@@ -80,7 +80,7 @@ class StopWorker(NamedTuple):
 
 
 class KillWorker(NamedTuple):
-    """Kill a worker. `run_seq` is the number of the run that exceeded its hard limit, if any did."""
+    """Kill a worker. `run_seq` is the number of the run that exceeded its hard limit, if any."""
 
     assignment: Assignment
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit

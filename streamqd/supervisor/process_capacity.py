@@ -67,8 +67,8 @@ def _stuck(now: float, partitions: Iterable[AssignmentState]) -> list[Assignment
     """Return all partitions that wait for a process, once one of them has waited `GIVE_UP_SECONDS`.
 
     They must all be released at the same time. If only the first one were released, the instance
-    would own more partitions than the limit, and the rebalancer could move running partitions to
-    other instances in place of those that still wait.
+    would still own more partitions than its limit. For each of them, the rebalancer would then move
+    a running partition to another instance.
     """
     refused = [
         each

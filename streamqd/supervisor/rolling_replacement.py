@@ -3,11 +3,12 @@
     request ──► standby boots ──► standby warm: worker gets the stop command ──► worker quiet:
     new token ──► standby gets the token and works ──► next request
 
-The standby gets a token only when the old worker is quiet. Otherwise, the old worker's unfinished
-message would run twice. If a standby dies, the old worker continues. After too many deaths in a
-row, no standby is forked for `daemon.crash_cooldown`. Because replacements run one at a time, only
-one partition needs memory for two processes. Quiet workers that are slow to exit (`on_stop`) do not
-delay other partitions.
+A worker is quiet when it handles no more messages. The standby gets its token only then. Otherwise,
+the old worker's unfinished message would run twice. If a standby exits too early, the old worker
+continues, and another standby is forked. After too many such exits in a row, no standby is forked
+for `daemon.crash_cooldown`. Replacements run one at a time, so only one partition at a time needs
+the memory of two processes. Quiet workers that are slow to exit because of `on_stop` do not delay
+other partitions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ QUIET_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RollConditions:
-    """The state of the instance on which replacements depend. Times are monotonic."""
+    """The state of the instance that decides if a replacement may start or must be given up.
+
+    `now` is in monotonic seconds.
+    """
 
     now: float
     daemon: Daemon
@@ -54,9 +58,10 @@ class RollConditions:
 
 
 class RollResult(NamedTuple):
-    """The result of a roll, which replaces all workers.
+    """The result of a roll, in which a reload replaces all workers.
 
-    `assignment` is the one whose worker could not be replaced, or None if all were replaced.
+    `assignment` is the one whose worker could not be replaced because of `problem`, or None if all
+    workers were replaced.
     """
 
     assignment: Assignment | None = None
@@ -67,9 +72,10 @@ class RollResult(NamedTuple):
 class RollProgress(NamedTuple):
     """The progress of a roll: the worker that is being replaced, and the step of its replacement.
 
-    The step is `queue` while another replacement comes first, `start` while the successor starts,
-    and `finish` after the worker was asked to stop. `workers` is the number of workers that remain
-    to be replaced after this one.
+    `step` is "queue" while another replacement must finish first, "start" while the successor is
+    starting, and "finish" after the old worker was asked to stop. `workers` is the number of
+    workers that remain to be replaced after this one. If no worker is being replaced, `assignment`
+    is None and `step` is ''.
     """
 
     assignment: Assignment | None
@@ -79,7 +85,7 @@ class RollProgress(NamedTuple):
 
 @dataclass
 class _ActiveReplacement:
-    """The current replacement. Times are monotonic seconds, or 0 if they are not known yet."""
+    """The replacement that is in progress. Times are monotonic seconds, or 0 if not known yet."""
 
     partition: AssignmentState
     reason: str
@@ -98,14 +104,18 @@ class _ActiveReplacement:
 
     @property
     def keeps_old_worker(self) -> bool:
-        """True if the old worker would continue to work if the replacement were given up."""
+        """True if the old worker is still running and was not asked to stop.
+
+        If the replacement is given up now, this worker simply continues.
+        """
         return self.is_old_worker_active and not self.partition.stop_reason
 
     @property
     def stops_old_worker(self) -> bool:
-        """True if the old worker needs the command to stop now.
+        """True if the old worker must be commanded to stop now.
 
-        If it is replaced because of `max_messages`, it stops automatically.
+        This is not necessary if it is replaced because of `max_messages`, because it then stops
+        automatically.
         """
         return self.without_standby or (
             self.partition.standby_is_warm and self.reason != MAX_MESSAGES
@@ -121,23 +131,24 @@ class RollingReplacement:
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
-        # Maps the queued assignments to the reasons, in the order of the requests.
+        # Maps each queued assignment to the reason for its replacement, in the order of requests.
         self._wanted: dict[Assignment, str] = {}
         self._current: _ActiveReplacement | None = None
         self._standby_exits: list[restart.WorkerExit] = []
         self._cooling_down: dict[
             Assignment, float
         ] = {}  # monotonic times at which replacements may start again
-        # Reasons why the last replacements were given up.
+        # Maps assignments to the reason why their last replacement was given up.
         self._failed: dict[Assignment, str] = {}
         self._roll: list[Assignment] = []  # workers that a reload must replace after `_rolling`
         self._rolling: Assignment | None = None
 
     def request(self, assignment: Assignment, reason: str) -> bool:
-        """Queue the replacement of a worker.
+        """Queue the replacement of a worker. Return False if the request is ignored.
 
-        Return False and change nothing if a replacement is already queued or the assignment is in
-        its cooldown. A request for a reload is always queued.
+        It is ignored if a replacement of the worker is already queued or in progress, or if its
+        last replacement has failed less than `daemon.crash_cooldown` ago. A request because of a
+        reload is never ignored.
         """
         if reason == "reload":
             self._cooling_down.pop(assignment, None)
@@ -156,7 +167,10 @@ class RollingReplacement:
         return reason in found if reason else bool(found)
 
     def forget(self) -> None:
-        """Drop the replacements that were requested or prepared with the old settings and code."""
+        """Drop all replacements after a reload, because their standbys would have the old code.
+
+        A replacement whose old worker is already stopping continues.
+        """
         if self._current is not None and not self._current.partition.stop_reason:
             self._current = None
         self._wanted.clear()
@@ -175,7 +189,7 @@ class RollingReplacement:
 
     @property
     def progress(self) -> RollProgress:
-        """The progress of the roll that is running."""
+        """The progress of the roll that is in progress, if any."""
         assignment, current = self._rolling, self._current
         if assignment is None:
             return RollProgress(None, "", len(self._roll))
@@ -189,14 +203,14 @@ class RollingReplacement:
         return RollProgress(assignment, step, len(self._roll))
 
     def continue_roll(self, partitions: Mapping[Assignment, AssignmentState]) -> RollResult | None:
-        """Continue a roll by requesting the next replacement when the last one is complete.
+        """Request the next replacement of a roll if the last one is complete.
 
-        Return the result when the roll is over, and None until then. A failed replacement stops the
-        roll, so that the other partitions keep their workers.
+        Return the result when the roll is over, and None until then. If a replacement fails, the
+        roll stops, so that the other partitions keep their old workers.
         """
         if self._rolling is not None:
-            # Compare the reason, because a worker with a small `max_messages` may be queued again
-            # immediately.
+            # Look for this reason only, because a new worker with a small `max_messages` may be
+            # queued for its next replacement immediately.
             if self._isolate(self._rolling, self.is_wanted, self._rolling, "reload"):
                 return None
             assignment, self._rolling = self._rolling, None
@@ -264,10 +278,10 @@ class RollingReplacement:
         self._failed.pop(assignment, None)
 
     def _follow(self, replacing: _ActiveReplacement, now: float) -> None:
-        """Record the time at which the standby has booted, and give it up if it is not needed.
+        """Record when the standby was forked and has booted, and give it up if it is not needed.
 
-        A standby for `max_messages` is given up if the old worker does not reach the limit within
-        `IDLE_PATIENCE_SECONDS`, or if a reload is waiting.
+        A standby that waits for the old worker to reach `max_messages` is given up after
+        `IDLE_PATIENCE_SECONDS`, or if a reload wants to replace a worker.
         """
         partition = replacing.partition
         replacing.standby_since = replacing.standby_since or now
@@ -293,9 +307,10 @@ class RollingReplacement:
     def on_standby_exit(
         self, partition: AssignmentState, how: str, now: float, daemon: Daemon
     ) -> None:
-        """Plan another standby after a backoff, because the current one has exited.
+        """Plan another standby after a backoff, because the current one has exited too early.
 
-        After too many exits, the replacement is given up.
+        After too many such exits, give up the replacement for `daemon.crash_cooldown`. `how`
+        describes the exit.
         """
         replacing = self._current
         if replacing is None or replacing.partition is not partition:
@@ -335,7 +350,10 @@ class RollingReplacement:
     def plan_actions(
         self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> list[Action]:
-        """Return the next step of the current replacement, and dismissals of unneeded processes."""
+        """Return the next action of the current replacement, and those that remove other processes.
+
+        These are workers that are quiet but do not exit, and standbys that are no longer needed.
+        """
         current = None if self._current is None else self._current.partition
         actions: list[Action] = []
         for partition in partitions:
@@ -351,7 +369,10 @@ class RollingReplacement:
 
 
 def _step(replacing: _ActiveReplacement, now: float, boot_timeout: float) -> list[Action]:
-    """Return the next step, which forks the standby, stops the old worker or dismisses it."""
+    """Return the next action of a replacement, or [] if it has to wait.
+
+    It forks the standby, kills one that boots too slowly, or stops or dismisses the old worker.
+    """
     partition = replacing.partition
     assignment = partition.assignment
     if partition.standby is None:
@@ -372,7 +393,7 @@ def _step(replacing: _ActiveReplacement, now: float, boot_timeout: float) -> lis
 
 
 def _dismiss_quiet(partition: AssignmentState, now: float) -> list[Action]:
-    """Return the action that dismisses or kills a worker that is quiet but does not exit."""
+    """Return the action that dismisses or kills a worker that is quiet but slow to exit."""
     worker = partition.worker
     if worker is None or not worker.is_quiet:
         return []
@@ -388,7 +409,8 @@ def _is_over(replacing: _ActiveReplacement, given: RollConditions) -> bool:
     """Return True if the replacement is complete, or no longer possible or needed."""
     partition = replacing.partition
     if partition.worker is not None and not replacing.is_old_worker_active:
-        # Use `ready_at` rather than the current state, because `worker.ready` must be logged first.
+        # Check `ready_at` rather than the current state, so that the event `worker.ready` is logged
+        # before the end of the replacement.
         return bool(partition.worker.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
     free = partition.phase not in (Phase.HELD, Phase.REFENCING)

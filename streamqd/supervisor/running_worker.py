@@ -1,7 +1,8 @@
 """The worker process of an assignment, from its fork or handover until its exit.
 
-The supervisor records its observations and commands here. This module does no I/O. The counters of
-a slot continue from one process to the next, so `RunningWorker` stores their values at its start.
+The supervisor records its observations and commands here. This module does no I/O. The counters in
+a slot are not reset when a new process starts. So `RunningWorker` stores their values at its start,
+and reports only the difference.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from streamqd.scoreboard import WorkerSlot, WorkerState
 
 
 class Kill(NamedTuple):
-    """A SIGKILL that the supervisor has sent, with its reason and the run that caused it."""
+    """A SIGKILL that the supervisor has sent, with its reason and the sequence number of a run.
+
+    For a hard limit, this is the run that exceeded the limit. Otherwise, it is the last run.
+    """
 
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
     run_seq: int
@@ -24,7 +28,7 @@ class Kill(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """The counters of a slot for finished messages, recycled workers and started runs."""
+    """A slot's counters of finished messages, recycled workers and started runs."""
 
     settled: int
     recycled: int
@@ -32,14 +36,14 @@ class Counters(NamedTuple):
 
     @classmethod
     def read(cls, slot: WorkerSlot) -> Counters:
-        """Return the current values of a slot."""
+        """Return the current values of a slot's counters."""
         settled = slot.counter("acked") + slot.counter("failed")
         return cls(settled, slot.counter("recycled"), slot.run_seq)
 
 
 @dataclass
 class RunningWorker:
-    """A worker process and its observed state. Times are monotonic seconds."""
+    """A worker process, and what the supervisor has observed of it. Times are monotonic seconds."""
 
     child: Child
     slot: WorkerSlot
@@ -50,18 +54,18 @@ class RunningWorker:
     stop_reason: str = ""  # reason for the stop command: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     soft_limited: int = 0  # sequence number of the last run interrupted at its soft limit
-    spread: float = field(default_factory=random)  # random number from 0 to 1 that varies `max_age`
+    spread: float = field(default_factory=random)  # from 0 to 1, to vary `max_age` between workers
 
     def __post_init__(self) -> None:
         self._at_start = Counters.read(self.slot)
 
     def became_ready(self, now: float, rss: int) -> None:
-        """Record that the process has booted, and how many bytes of memory it uses."""
+        """Record that the process has booted, and the number of bytes of memory that it uses."""
         self.ready_at = now
         self.slot.rss_baseline = rss
 
     def note_quiet(self, now: float) -> None:
-        """Record the time at which the process was first seen quiet, if it is quiet."""
+        """If the process is quiet, record the time at which this was first noticed."""
         self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
 
     def seconds_ready(self, now: float) -> float:
@@ -69,7 +73,7 @@ class RunningWorker:
         return now - self.ready_at if self.ready_at else 0.0
 
     def pace(self, now: float) -> float:
-        """Return how many messages per second the process has finished so far."""
+        """Return the mean number of messages per second that the process has finished so far."""
         settled = self._settled_since_start()
         return settled / max(0.001, self.seconds_ready(now)) if settled else 0.0
 
@@ -95,7 +99,7 @@ class RunningWorker:
 
     @property
     def has_recycled(self) -> bool:
-        """True if the process itself has counted its exit at a limit."""
+        """True if the process has already counted itself as recycled after reaching a limit."""
         return self.slot.counter("recycled") != self._at_start.recycled
 
     @property

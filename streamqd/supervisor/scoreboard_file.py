@@ -1,9 +1,9 @@
 """The scoreboard's file, from which a supervisor continues if its predecessor was killed.
 
 The file is stored in a memory file system, so it costs no more than anonymous memory and disappears
-when the host restarts. The lock of the instance protects it: when a process acquires the lock, the
-predecessor has exited, and the file no longer changes. The tokens in the file need not be trusted,
-because Redis rejects any token that is not in the fence.
+when the host restarts. The instance's lock protects it: a supervisor reads the file only after it
+has acquired the lock. By then, its predecessor has exited, and the file no longer changes. A wrong
+token in the file does no harm, because Redis rejects any token that is not in the fence.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class ScoreboardFileError(Exception):
-    """Raised when a scoreboard file is rejected. The text is the reason."""
+    """Raised if a scoreboard file cannot be used. The text is the reason."""
 
 
 class ResumableAssignment(NamedTuple):
     """The state of one assignment that a killed supervisor held.
 
-    `next_token` is the token that was about to replace the lease's token, or ''. `done` and
-    `running` are lists of places: messages in `done` were handled but perhaps not acknowledged, and
-    messages in `running` were being handled.
+    `next_token` is the token that was about to replace the lease's token, or ''. `done` lists the
+    places of messages that were handled but perhaps not acknowledged. `running` lists the places of
+    messages that were being handled. A place names a stream and an entry in it.
     """
 
     lease: Lease
@@ -63,9 +63,10 @@ class ResumableAssignment(NamedTuple):
 
 
 class ScoreboardFile:
-    """Creates the scoreboard of one supervisor, and reads the one of its predecessor.
+    """Creates the scoreboard of one supervisor, and reads that of its predecessor.
 
-    `resumable` maps the predecessor's assignments to their states, without damaged ones.
+    After `make`, `resumable` maps the predecessor's assignments to their states. Assignments whose
+    data is damaged are left out.
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
@@ -81,8 +82,8 @@ class ScoreboardFile:
     def make(self, assignments: int) -> Scoreboard:
         """Read the old scoreboard, then return a new one with room for this many assignments.
 
-        Other processes find the new scoreboard only after `publish`. Until then, the old file stays
-        unchanged.
+        The old file stays in place until `publish` replaces it. If no memory file system can be
+        used, the new scoreboard is private memory, and nothing can be resumed from it.
         """
         if self._path is None:
             logs.event("scoreboard.private", logging.WARNING, problem="no memory file system")
@@ -108,7 +109,10 @@ class ScoreboardFile:
         return board
 
     def publish(self) -> None:
-        """Replace the old file with the new scoreboard, which contains the same state by now."""
+        """Replace the old file with the new scoreboard.
+
+        Call this only when the new one contains all state that was resumed from the old file.
+        """
         if self._path is None:
             return
         try:
@@ -170,15 +174,16 @@ class FoundScoreboard(NamedTuple):
 
 
 def folder(environment: Mapping[str, str], user: int) -> Path | None:
-    """Return the first in-memory directory that only this user can write to, or None.
+    """Return the directory for scoreboard files, or None if there is no suitable one.
 
-    Candidates that do not exist are created with mode 0700, except the directories that systemd
-    creates.
+    It must be in a memory file system, and only this user may have permission to write to it. The
+    candidates are directories that systemd creates, and then directories of this user, which are
+    created with mode 0700 if they do not exist.
     """
     given = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
     session = environment.get("XDG_RUNTIME_DIR", "")
-    # Resolve these paths, because systemd creates links to the directories of a dynamic user. No
-    # other user can write next to them.
+    # Resolve these two paths, because systemd creates them as symbolic links if it runs the daemon
+    # as a dynamic user. This is safe, because no other user can write to their parent directories.
     candidates = [(Path(given).resolve(), False)] if given else []
     candidates.append((Path("/run/streamqd").resolve(), False))
     if session:
@@ -233,7 +238,7 @@ def _new_header(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
 
 
 def pack_header(header: Mapping[str, Any]) -> bytes:
-    """Return a header in the format that the file stores."""
+    """Return a header as it is stored in the file."""
     raw = json.dumps(header, sort_keys=True).encode()
     return _HEADER.pack(_MAGIC, len(raw), zlib.crc32(raw)) + raw
 
@@ -258,10 +263,11 @@ def unpack_header(raw: bytes) -> dict[str, Any]:
 
 
 def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
-    """Return the state in the file of a dead supervisor. Raises ScoreboardFileError or OSError.
+    """Return the state that a dead supervisor has left in its file.
 
-    `expected` is the header that the current supervisor writes. The file must have the same layout,
-    boot ID, lock, instance and fleet.
+    `expected` is the header that the current supervisor writes. Raises ScoreboardFileError if the
+    header of the file differs from it, or if the file is damaged or not safe to read. Raises
+    OSError if it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)
     try:
@@ -319,7 +325,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
 
 
 def _sweep(place: Path) -> None:
-    """Remove the files of instances whose lock file is gone, because no start reads them again."""
+    """Remove files that no supervisor will ever read, because the lock that they name is gone."""
     with contextlib.suppress(OSError):
         found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT, REFUSED)]
         for path in sorted(found)[:SWEPT_MAX]:

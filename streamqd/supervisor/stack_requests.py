@@ -1,8 +1,8 @@
 """Answer the requests of operators for the stack of a worker.
 
-A directive names an assignment. The instance that owns it requests the stacks of all threads from
-the worker, and publishes them with its epoch. Other instances ignore the directive. The handler
-keeps running.
+A directive names an assignment. The instance that owns the assignment makes the worker write the
+stacks of all its threads, and publishes them in Redis with its epoch. Other instances ignore the
+directive. The handler keeps running.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.loop_watch import LoopWatch
 from streamqd.supervisor.partition import AssignmentState
 
-# Seconds between two checks. A stack that has not grown since the last check is complete.
+# Seconds between two checks for a stack. It is complete if it has not grown since the last check.
 CHECK_INTERVAL_SECONDS = 0.2
 RETRY_SECONDS = 1.5  # seconds without an answer after which the request is repeated
 SILENCE_SECONDS = 8.0  # seconds without an answer after which an error is published
@@ -29,7 +29,7 @@ SILENCE_SECONDS = 8.0  # seconds without an answer after which an error is publi
 
 @dataclass
 class _Request:
-    """A request that this instance must answer. Times are monotonic seconds."""
+    """An operator's request that this instance must answer. Times are monotonic seconds."""
 
     directive: Directive
     since: float
@@ -41,7 +41,7 @@ class _Request:
 
 @dataclass
 class StackRequests:
-    """The open requests of one supervisor, with no more than one for each of its assignments."""
+    """The requests that a supervisor has not answered yet, no more than one per assignment."""
 
     leases: LeaseManager
     watch: LoopWatch
@@ -49,17 +49,20 @@ class StackRequests:
     _open: dict[Assignment, _Request] = field(default_factory=dict)
 
     def add(self, wanted: Mapping[Assignment, Directive], now: float) -> None:
-        """Accept new directives. A new one replaces an earlier one for the same assignment."""
+        """Accept new directives. Each replaces an earlier one for the same assignment."""
         self._open |= {
             assignment: _Request(directive, now) for assignment, directive in wanted.items()
         }
 
     def is_asked(self, assignment: Assignment) -> bool:
-        """Return True if `observe` will take the next stack that an assignment's worker writes."""
+        """Return True if the next stack that the assignment's worker writes belongs to a request.
+
+        The stack must then be left to `observe`.
+        """
         return assignment in self._open
 
     def observe(self, partitions: Mapping[Assignment, AssignmentState], now: float) -> float:
-        """Request and publish stacks. Return the monotonic time of the next check."""
+        """Continue all open requests. Return the monotonic time at which to check again."""
         for assignment in list(self._open):
             partition = partitions.get(assignment)
             if partition is None or not partition.owned:
@@ -73,7 +76,10 @@ class StackRequests:
         return now + CHECK_INTERVAL_SECONDS if self._open else math.inf
 
     def _advance(self, partition: AssignmentState, request: _Request, now: float) -> bool:
-        """Take the next step of a request. Return True if it has been answered."""
+        """Take the next step of a request. Return True once it has been answered.
+
+        The answer is the stack, or the reason why there is none.
+        """
         child, silent = partition.child, now - request.since >= SILENCE_SECONDS
         if child is None:
             problem = "no worker process runs"
@@ -83,7 +89,7 @@ class StackRequests:
         if child is not request.child:  # nothing was requested yet, or the worker was replaced
             request.child, request.asked_at, request.steps = child, 0.0, []
         if self.watch.is_asked(partition.assignment) and not silent:
-            return False  # the next stack belongs to `watch`, which takes it
+            return False  # `watch` has requested the next stack, so leave the stack to it
         if request.asked_at and (stack := child.poll_stack()):
             logs.stack(stack, child=child.pid, about=child.title, by=request.directive.by)
             return self._answer(partition, request, stack=stack)
@@ -91,8 +97,8 @@ class StackRequests:
             problem = f"the process wrote no stack within {SILENCE_SECONDS:.0f} s"
             return self._answer(partition, request, problem=problem)
         if not request.asked_at or now - request.asked_at >= RETRY_SECONDS:
-            # Start with the thread of the event loop. The main thread may be waiting for it, and
-            # then cannot answer for all threads.
+            # Start with the thread of the event loop. If it is blocked, the main thread may be
+            # waiting for it and cannot write the stacks of all threads.
             loop = partition.slot.loop_thread
             request.asked_at, request.steps = now, [loop, 0] if loop else [0]
         if request.steps:

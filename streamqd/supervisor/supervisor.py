@@ -1,10 +1,10 @@
 """The supervisor's loop, in which each tick observes, plans and applies.
 
 A tick observes signals, exited children and replies from Redis. It then merges the actions of all
-parts into one list (see `plan`) and applies them. Workers are started only when actions are
-applied. They are also removed in other places: after an internal error (`_give_up`), an exit
-(`_reap`), or a kill that has no effect. `_keep_processes` keeps the housekeeper running, and a
-reload replaces it.
+parts into one list (see `plan`) and applies them. Workers are started only by such actions. But
+they are also removed elsewhere: after an internal error (`_give_up`), after an exit (`_reap`), and
+if they survive a kill (`WorkerPool.abandon_unkillable`). `_keep_processes` keeps the housekeeper
+running, and a reload replaces it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EMBEDDED_RETRY_SECONDS = 1.0
 
 
 class Observation(NamedTuple):
-    """The actions that a tick's observations require."""
+    """The actions that follow directly from the observations of a tick."""
 
     now: float  # monotonic seconds
     moves: list[Action]  # actions that follow from a new view of the fleet
@@ -61,7 +61,11 @@ class Observation(NamedTuple):
 
 
 class Supervisor:
-    """Brings the running processes to the desired state, tick by tick."""
+    """Owns all state of the parent process, and runs its ticks.
+
+    Each tick starts, stops and replaces processes, and acquires and releases leases, so that they
+    match the configuration, the directives of operators, and the state of the fleet.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class Supervisor:
         signals: process.SignalQueue,
         watched: Watched | None = None,
     ) -> None:
-        """Resume a killed predecessor's partitions. `counts` maps topics to partition counts."""
+        """Create all parts, and take over the partitions of a predecessor that was killed."""
         self.settings = settings
         self.embedded = embedded
         self.notifier = Notifier()
@@ -127,7 +131,7 @@ class Supervisor:
         self.paused = False
         self.exit_code: int | None = None
         self._fleet_seen = False
-        self._forks_wait = False  # True if the last tick has left forks to the next one
+        self._forks_wait = False  # True if the last tick has left forks for the next one
         self._announced: Mapping[str, object] = {}  # the capacity that was last announced
         self._next_check = 0.0
         self._exchanged_at = 0.0
@@ -135,7 +139,7 @@ class Supervisor:
         self._stacks_at = 0.0
 
     def _resume(self, file: ScoreboardFile) -> None:
-        """Resume the partitions that a killed predecessor held."""
+        """Plan to take over the partitions that a killed predecessor owned."""
         running = [each for each in file.resumable.values() if each.running and not each.next_token]
         alone = len(running) <= 1
         for assignment, found in file.resumable.items():
@@ -145,14 +149,14 @@ class Supervisor:
                 )
 
     def _give_up(self, partition: AssignmentState) -> None:
-        """Remove the processes and the queued replacement of an assignment that is given up."""
+        """Kill the processes and drop the replacement of an assignment after an internal error."""
         self.pool.kill_processes(partition)
         self.replacement.drop(partition.assignment)
 
     # --- life ---
 
     def run(self) -> int:
-        """Run ticks until there is an exit code, leave the fleet, and return the code."""
+        """Run ticks until the daemon must exit, leave the fleet, and return the exit code."""
         try:
             process.become_subreaper()
             fork_hygiene.freeze()
@@ -216,7 +220,7 @@ class Supervisor:
         return self._check_parts(now)
 
     def _check_parts(self, now: float) -> Observation:
-        """Make each part that keeps state record its observations of this tick."""
+        """Make each part observe the current state, and return the actions that they propose."""
         daemon, partitions = self.settings.daemon, self.partitions.values()
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
         loops_at = self.loop_watch.observe(partitions, now, daemon.loop_blocked_after)
@@ -235,7 +239,7 @@ class Supervisor:
         return Observation(now, moves, exceeded.actions)
 
     def _rebalance(self, now: float) -> list[Action]:
-        """Return the actions that follow from a new view of the fleet, or [] if there is none."""
+        """If the state of the fleet was read again, return the actions that follow, or else []."""
         view = self.leases.take_view()
         if view is None:
             return []
@@ -243,7 +247,7 @@ class Supervisor:
         owned = sum(each.phase is not Phase.FREE for each in self.partitions.values())
         room = (self.settings.daemon.max_partitions or len(self.partitions)) - owned
         possible = self.capacity.room(owned)
-        if possible is not None:  # it is at least 0, so that no running partition is shed
+        if possible is not None:  # never negative, so this hands over no running partition
             room = min(room, possible)
         wanted, constraints = self.wanted_assignments(), self.control.constraints()
         self.board.unowned = rebalance.count_unowned(view, self.partitions, wanted, constraints)
@@ -263,7 +267,7 @@ class Supervisor:
         return moves
 
     def _request_replacement(self, found: Replacement) -> None:
-        """Request the rolling replacement of a worker that has reached a limit, and log it."""
+        """Request the replacement of a worker that has reached a limit, and log this."""
         partition = found.partition
         wanted = self.replacement.request(partition.assignment, found.reason)
         if not wanted or found.reason == MAX_MESSAGES:
@@ -369,9 +373,9 @@ class Supervisor:
             self.pool.kill_dismissed()
 
     def _fork_seconds(self) -> float:
-        """Return the time limit in seconds for the forks of one tick.
+        """Return how many seconds the forks of one tick may take.
 
-        The time is limited because lease renewals have to wait for the forks.
+        The time is limited, because lease renewals have to wait until the forks are done.
         """
         return min(FORK_SECONDS, self.leases.interval / 2)
 
@@ -452,7 +456,7 @@ class Supervisor:
         self.leases.tick(now, self.partitions, self.wanted_assignments())
 
     def _keep_processes(self, now: float) -> None:
-        """Keep the helper processes running, and check whether more workers can be started."""
+        """Keep the helper processes running, and restore what was lost: topics, and capacity."""
         if self.drain.begun:
             self.pool.drain_relays(now)
         self.pool.keep_helpers(now)
@@ -461,7 +465,7 @@ class Supervisor:
         self._try_capacity(now)
 
     def _try_capacity(self, now: float) -> None:
-        """After a refusal by the operating system, test whether it starts more processes now."""
+        """If the operating system has refused to start processes, test if it starts them again."""
         running = sum(each.child is not None for each in self.partitions.values())
         count = 0 if self.drain.begun else self.capacity.count_to_try(now, running)
         if not count:
@@ -476,7 +480,7 @@ class Supervisor:
             logs.event("capacity.raised", partitions=self.capacity.limit)
 
     def _wait(self) -> None:
-        """Sleep until an event occurs or the next step is due."""
+        """Sleep until something happens, such as a signal or an exit, or until a step is due."""
         now = time.monotonic()
         due = [now + TICK_SECONDS, self._next_check, self.leases.next_at()]
         partitions = self.partitions.values()
@@ -540,7 +544,7 @@ class Supervisor:
     def _has_room_for(self, settings: Settings, counts: Mapping[str, int]) -> bool:
         """Return True if the scoreboard has room for all assignments of a new configuration.
 
-        Memory for them is reserved as far as possible.
+        This reserves the memory for them. If the memory is not sufficient, return False.
         """
         new = _list_assignments(settings, counts).keys() - self.partitions.keys()
         used = self.board.used
@@ -562,7 +566,10 @@ class Supervisor:
         ]
 
     def _register_again(self, now: float) -> None:
-        """Register topics again if a fence or topic was missing, or a topic has become readable."""
+        """Register topics again if a fence or topic was missing or a topic can be read again.
+
+        This also creates the assignments of topics that could not be read before.
+        """
         done = self.reregister.collect(now)
         self.board.add("groups_restored", done.groups_restored)
         if done.complete:
@@ -610,7 +617,7 @@ class Supervisor:
             self.reload.request()
 
     def _running_reload(self) -> dict[str, object]:
-        """Return the heartbeat field that describes the running reload and its progress."""
+        """Return the heartbeat field that reports the progress of a reload, or {} without one."""
         since = self.reload.since_unix_ms
         if not since:
             return {}
@@ -640,15 +647,18 @@ class Supervisor:
             self._apply_reload(found)
 
     def _apply_reload(self, found: Validated) -> None:
-        """Use a validated configuration, and replace all workers."""
+        """Start to use a validated configuration, and to replace all workers.
+
+        If the configuration is invalid or its partitions do not fit, the old one stays in use.
+        """
         self.board.add("groups_restored", found.groups_restored)
         if self.watcher is not None:
             self.watcher.watch(found.sources, found.since_unix_ns)
         if found.settings is None:
             return
         if not self._has_room_for(found.settings, found.partitions):
-            # An assignment keeps its slot until the supervisor exits, even if it is no longer
-            # wanted.
+            # Slots are not reused: an assignment keeps its slot until the supervisor exits, even if
+            # the configuration no longer contains it.
             self.reload.refuse(["no slot is left for the new partitions; restart the daemon"])
             return
         self._use_configuration(found.settings, found.partitions)
@@ -667,11 +677,16 @@ class Supervisor:
         self.isolation.run_for_each(self.partitions.values(), self._reap_children, now)
         self.pool.reap_dismissed(now)
         self._log_stacks(now)
-        # Reap only processes that our children left behind. Our own are all in `_known_pids`.
+        # Reap the orphans that exited children have left behind, but none of our own children,
+        # whose exits are processed elsewhere.
         process.reap_adopted(self._known_pids())
 
     def _log_stacks(self, now: float) -> None:
-        """Log the stacks that live children wrote after SIGUSR1 or a crash of a handler's fork."""
+        """Log stacks that children have written, unless another part has requested them.
+
+        A child writes its stack after the supervisor got SIGUSR1, or when a process that a handler
+        has forked crashes.
+        """
         if now < self._stacks_at:
             return
         self._stacks_at = now + STACKS_SECONDS
@@ -730,7 +745,7 @@ class Supervisor:
         self.replacement.on_standby_exit(partition, str(exit_), now, self.settings.daemon)
 
     def _dismiss_worker(self, partition: AssignmentState, *, unexplained: bool) -> None:
-        """Detach a quiet worker, whose process will exit later."""
+        """Detach a worker that handles no more messages but has not exited yet."""
         reason = partition.stop_reason
         child, found = partition.dismiss(unexplained=unexplained)
         self.pool.dismiss_worker(partition, child, reason)
@@ -783,7 +798,7 @@ class Supervisor:
             logs.event("embedded.started", child=self.embedded.pid)
 
     def _check_duplicate(self) -> None:
-        """Exit if another live instance has the same name as this one."""
+        """Exit if another process is certainly alive under the same instance name."""
         member = self.leases.membership
         if member.silence.is_duplicate_lasting:
             logs.event(
@@ -797,7 +812,7 @@ class Supervisor:
     # --- finishing ---
 
     def _check_end(self, now: float) -> None:
-        """Start a drain if a burst is complete, or if every partition crashes in a loop."""
+        """Start the drain if a burst is complete, or if every partition crashes in a loop."""
         if self.drain.begun or self.exit_code is not None:
             return
         if self.burst is not None:
@@ -854,7 +869,10 @@ def _log_started(partition: AssignmentState) -> None:
 
 
 def _list_assignments(settings: Settings, counts: Mapping[str, int]) -> dict[Assignment, Consumer]:
-    """Return all assignments of all consumers, each with its consumer."""
+    """Return the assignments of all consumers, each mapped to its consumer.
+
+    `counts` maps topics to partition counts. Consumers of other topics have no assignments.
+    """
     return {
         Assignment(consumer.topic, partition, consumer.assignment_group): consumer
         for consumer in settings.consumers

@@ -1,8 +1,8 @@
 """`--reload`: a child process watches the files of the user's code and reports changes.
 
 It compares the time, size and inode of each file every `SCAN_INTERVAL_SECONDS`, which works on all
-file systems and through symbolic links. The child imports no user code, because the probe of each
-reload reports the directories that contain the code. After a change, the supervisor reloads as it
+file systems and through symbolic links. The child need not import the code to find it, because the
+process that validates each reload reports the files. After a change, the supervisor reloads as it
 does after SIGHUP.
 """
 
@@ -27,7 +27,7 @@ Signature = tuple[int, int, int] | None  # None if the file does not exist
 
 
 class Edits:
-    """Finds edited files. Each check compares the files with the previous check."""
+    """Finds edited files by comparing their times, sizes and inodes with the previous check."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -36,9 +36,10 @@ class Edits:
         self._last: dict[str, Signature] = {}
 
     def watch(self, files: Iterable[str], folders: Iterable[str], since_unix_ns: int) -> None:
-        """Watch these files too, and all modules in these directories.
+        """Also watch these files, and all Python modules in these directories.
 
-        Changes after `since_unix_ns`, the time at which the files were read, count as edits.
+        `since_unix_ns` is the time at which the supervisor read them. A file that has changed since
+        then counts as edited.
         """
         self._files |= set(files)
         self._folders |= set(folders)
@@ -51,8 +52,8 @@ class Edits:
     def find_change(self) -> str:
         """Return a file that has changed since the last call that returned one, or ''.
 
-        A file is returned only after two checks with the same result, so that it is not read while
-        an editor is writing or renaming it.
+        A change is reported only if nothing has changed between two calls, so that no file is
+        loaded while an editor is still writing or renaming it.
         """
         now = self._read_signatures()
         settled, self._last = now == self._last, now
@@ -92,7 +93,7 @@ def _signature(file: str) -> Signature:
 
 
 class Watched(NamedTuple):
-    """The files of the code for `--reload`, and a time before they were read (unix ns)."""
+    """The files of the user's code, and a time (unix ns) before the supervisor read them."""
 
     sources: list[str]
     since_unix_ns: int
@@ -115,14 +116,14 @@ class Watcher:
         self.watch(watched.sources, watched.since_unix_ns)
 
     def watch(self, sources: Iterable[str], since_unix_ns: int) -> None:
-        """Watch the directories of these files too. The files were read after `since_unix_ns`."""
+        """Also watch the directories of these files, which were read after `since_unix_ns`."""
         new = {str(Path(source).parent) for source in sources} - self._folders
         self._folders |= new
         if self.child is not None and new:
             self.child.send(json.dumps([sorted(new), since_unix_ns]).encode())
 
     def tick(self, now: float) -> bool:
-        """Keep the child running. Return True if a file has changed."""
+        """Start the child if it is not running. Return True if it has reported a changed file."""
         if self.child is None:
             if now >= self._start_at:
                 self._start(now)

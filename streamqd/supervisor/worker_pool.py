@@ -1,4 +1,4 @@
-"""Fork, command and kill the supervisor's child processes. Other modules decide about leases."""
+"""Fork, command and kill the supervisor's child processes. Other modules decide when to do so."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
 KEPT_DESCRIPTORS = 16  # file descriptors kept free for reconnects, helpers and name resolution
 HOUSEKEEPER_SECONDS = 30.0  # time without progress after which the housekeeper is replaced
-# Time without progress after which a relay is replaced. It is long because a relay may have to wait
-# for two hosts.
+# Time without progress after which a relay is replaced. It is long, because a relay may have to
+# wait for both its database and Redis.
 RELAY_SECONDS = 60.0
 RELAY_RESTART_SECONDS = 30.0  # longest pause before the restart of a relay that keeps exiting
 RELAY_QUIT_SECONDS = 30.0  # time limit for a relay to finish its batch
-# Number of consecutive crashes without a running message after which a worker starts cautiously.
+# Number of consecutive crashes without a running message after which the next worker starts
+# cautiously, which means that it first fetches single entries.
 CAUTIOUS_AFTER = 2
 
 
 def _keep_descriptors() -> None:
     """Raise OSError if fewer than KEPT_DESCRIPTORS file descriptors are free.
 
-    The lowest free descriptor shows how many are open, because the kernel assigns them in order.
+    The kernel always assigns the lowest free descriptor, so its number shows how many are open.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     free = os.dup(2)
@@ -56,7 +57,7 @@ def _wait_until_exit(control: socket.socket) -> int:
 
 @dataclass
 class Dismissed:
-    """A process that no longer has a partition, and only runs `on_stop` and exits."""
+    """A process that no longer belongs to a partition, and only has to run `on_stop` and exit."""
 
     child: Child
     partition: AssignmentState
@@ -67,7 +68,7 @@ class Dismissed:
 
 @dataclass
 class WorkerPool:
-    """Forks workers and helpers, and stops, wakes and kills them."""
+    """Forks workers and helper processes, and stops, wakes and kills them."""
 
     settings: Settings
     board: Scoreboard
@@ -106,15 +107,15 @@ class WorkerPool:
     def start_worker(self, partition: AssignmentState, *, paused: bool) -> bool:
         """Fork the worker of an owned partition.
 
-        Return False if the operating system refuses the process. `start_at` then contains the time
-        of the next attempt.
+        Return False if the operating system refuses the process. In that case, the partition's
+        `start_at` is set to the time of the next attempt.
         """
         grant = self._grant(partition)
         self._clear_for_next(partition, paused=paused)
         child = self._fork_worker(partition, grant)
         if child is None:
-            # No process, file descriptor or memory is left. Running workers continue, and this fork
-            # is tried again later.
+            # The operating system has no process, file descriptor or memory left. The running
+            # workers are not affected, so only this fork is tried again later.
             partition.slot.state = WorkerState.GONE
             now = time.monotonic()
             partition.start_at = now + FORK_RETRY_SECONDS
@@ -160,10 +161,10 @@ class WorkerPool:
         return child
 
     def try_processes(self, count: int, seconds: float) -> int:
-        """Test how many processes can be started, by forking up to `count` and killing them.
+        """Test if the operating system starts processes, by forking up to `count` and killing them.
 
-        Return the number of forks, or 0 if the operating system refused one. After the given
-        seconds, no more processes are forked, except for the first.
+        Return the number of forked processes, or 0 if the operating system refused one of them. At
+        least one fork is tried, and after `seconds`, no more.
         """
         children: list[Child] = []
         until = time.monotonic() + seconds
@@ -187,7 +188,7 @@ class WorkerPool:
     # --- replacing a worker ---
 
     def start_standby(self, partition: AssignmentState) -> bool:
-        """Fork a standby that boots while the worker is running.
+        """Fork a standby, which boots while the worker is still running and will replace it.
 
         Return False if the operating system refuses the process.
         """
@@ -202,7 +203,7 @@ class WorkerPool:
         return True
 
     def adopt_standby(self, partition: AssignmentState, *, paused: bool) -> None:
-        """Hand a partition whose worker has left to its warm standby."""
+        """Make the warm standby the worker of a partition, by sending it the lease."""
         child, partition.standby = partition.standby, None
         assert child is not None
         self._clear_for_next(partition, paused=paused)
@@ -225,7 +226,8 @@ class WorkerPool:
         partition.standby = None
         partition.slot.warm_pid = 0
         if warm:
-            # Keep its PID in the slot, because `_kill_orphans` needs it if this process is killed.
+            # Keep its PID in the slot until it has exited. If this process is killed before that,
+            # `_kill_orphans` needs the PID.
             child.send(STOP)
         else:
             child.kill_group()
@@ -233,12 +235,12 @@ class WorkerPool:
         self.dismissed.append(Dismissed(child, partition, "unneeded", time.monotonic()))
 
     def kill_standby(self, partition: AssignmentState) -> None:
-        """Kill a standby. Its exit is processed like that of any other standby."""
+        """Kill a standby. The supervisor reaps it later, as if it had exited without a kill."""
         if partition.standby is not None:
             partition.standby.kill_group()
 
     def dismiss_worker(self, partition: AssignmentState, child: Child, reason: str) -> None:
-        """Detach a quiet worker from its partition, so that it exits while its successor works."""
+        """Reap a process later that was a partition's worker, while its successor already works."""
         partition.slot.leaving_pid = child.pid
         self.dismissed.append(Dismissed(child, partition, reason, time.monotonic()))
 
@@ -272,13 +274,16 @@ class WorkerPool:
         logs.stack(exit_.stack, assignment=one.partition.assignment, child=one.child.pid)
 
     def ending(self, now: float) -> int:
-        """Return the number of dismissed processes that have not exited, except unkillable ones."""
+        """Return the number of dismissed processes that are still expected to exit.
+
+        A process that has not exited within UNKILLABLE_SECONDS after its kill does not count.
+        """
         return sum(
             not one.killed_at or now - one.killed_at < UNKILLABLE_SECONDS for one in self.dismissed
         )
 
     def kill_dismissed(self) -> None:
-        """Kill the dismissed processes and exiting relays, because no time is left for them."""
+        """Kill the dismissed processes and exiting relays, because the drain is out of time."""
         for one in self.dismissed:
             one.killed_at = one.killed_at or time.monotonic()
             one.child.kill_group()
@@ -294,7 +299,8 @@ class WorkerPool:
         def run(control: socket.socket) -> int:
             logs.set_role("housekeeper")
             code = housekeeper.run(board, settings, control)
-            # The housekeeper may notice the supervisor's death before the kernel sends its signal.
+            # The housekeeper may notice that the supervisor has died before it gets the kernel's
+            # signal, so `on_parent_death` may not have been called.
             if process.is_orphaned(control):
                 self._kill_orphans()
             return code
@@ -310,10 +316,11 @@ class WorkerPool:
         return child
 
     def _kill_orphans(self) -> None:
-        """Kill the processes that workers have started, after the supervisor's death.
+        """Kill the process groups of all workers, after the supervisor has died.
 
-        This runs in the housekeeper. The kernel kills workers together with their supervisor, but
-        not the children of workers. A forked child would keep the lock of the instance.
+        This runs in the housekeeper. The kernel kills the workers together with their supervisor,
+        but not the processes that handlers have started. A process that a handler has forked would
+        keep the instance's lock, so the instance could not start again.
         """
         for slot in self.board.slots():
             for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):
@@ -322,7 +329,7 @@ class WorkerPool:
 
     @property
     def housekeeper(self) -> Child | None:
-        """The process of the housekeeper, or None while it is not running."""
+        """The housekeeper's process, or None while it is not running."""
         return self._housekeeper.child
 
     def helpers(self) -> list[Child]:
@@ -360,13 +367,16 @@ class WorkerPool:
                 self._relays[name] = self._relay(outbox)
 
     def _relay_settings(self, outbox: OutboxSettings) -> tuple[object, ...]:
-        """Return the settings that require a new relay for the outbox if they change."""
+        """Return the settings on which the relay of an outbox depends.
+
+        If they change, the relay must be replaced.
+        """
         settings = self.settings
         return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
 
     def _relay(self, outbox: OutboxSettings) -> Helper:
-        # Import this only if an outbox is configured. Every worker is a fork of this process, so
-        # each import costs memory in every worker.
+        # Import this only if an outbox is configured, because every worker is a fork of this
+        # process, and the import would cost memory in all of them.
         from streamqd.outbox.serving import serve
 
         settings = self.settings
@@ -407,7 +417,7 @@ class WorkerPool:
         self._relays = {}
 
     def stop_helpers(self, seconds: float) -> None:
-        """Ask the helpers to exit, and kill each one that takes longer than this many seconds."""
+        """Ask the helpers to exit, and kill each one that takes longer than `seconds`."""
         self.drain_relays(time.monotonic())
         for each in (*self._exiting_relays, self._housekeeper):
             each.stop(seconds)
@@ -415,7 +425,10 @@ class WorkerPool:
     # --- commands ---
 
     def stop(self, partition: AssignmentState, reason: str) -> None:
-        """Command a worker to finish its current message and exit."""
+        """Command a worker to finish its current messages and exit. `reason` is stored and logged.
+
+        A worker that has not booted yet is killed instead.
+        """
         worker = partition.worker
         if worker is None:
             return
@@ -424,21 +437,21 @@ class WorkerPool:
         partition.slot.command = WorkerCommand.STOP
         worker.child.send(b"stop")
         if partition.slot.state == WorkerState.BOOTING:
-            # The worker has not booted, so it has fetched nothing and may be killed.
+            # The worker has not booted yet. So it has fetched no messages and can safely be killed.
             self.kill(partition, "unstarted")
 
     def interrupt(self, partition: AssignmentState, run_seq: int) -> None:
-        """Interrupt a worker's run with this sequence number, and all runs that started earlier."""
+        """Raise SoftTimeout in the handler, for this run and for all runs that started earlier."""
         worker = partition.worker
         if worker is not None:
             worker.soft_limited = partition.slot.soft_kill_seq = run_seq
             worker.child.signal(signal.SIGUSR1)
 
     def wake(self, partition: AssignmentState, wanted: tuple[int, int]) -> None:
-        """Wake a worker, because the housekeeper has requested something of it.
+        """Wake a worker, because the housekeeper has written a request for it into the slot.
 
-        `wanted` is the value of `AssignmentState.housekeeping`, kept so that each request wakes the
-        worker only once.
+        `wanted` is the current value of `AssignmentState.housekeeping`. It is stored in `relayed`,
+        so that each request wakes the worker only once.
         """
         partition.relayed = wanted
         if partition.child is not None:
@@ -451,9 +464,10 @@ class WorkerPool:
             partition.child.send(b"look")
 
     def kill(self, partition: AssignmentState, reason: str, run_seq: int | None = None) -> None:
-        """Kill a worker and its whole process group.
+        """Kill a worker and its whole process group, unless it was already killed.
 
-        `run_seq` is the run that caused the kill. If it is None, the worker's last run is recorded.
+        `run_seq` is the number of the run that caused the kill. If it is None, the worker's last
+        run is recorded instead.
         """
         worker = partition.worker
         if worker is None or worker.kill is not None:
@@ -474,7 +488,10 @@ class WorkerPool:
         )
 
     def abandon_unkillable(self, partitions: Iterable[AssignmentState], now: float) -> None:
-        """Detach workers that survived SIGKILL, and reap earlier ones that have exited since."""
+        """Detach workers that have survived SIGKILL for UNKILLABLE_SECONDS.
+
+        Also reap processes that were detached earlier and have exited since.
+        """
         for assignment in list(self.unkillable):
             self.isolate(assignment, self._collect_unkillable, assignment)
         for partition in partitions:
@@ -499,10 +516,10 @@ class WorkerPool:
             )
 
     def kill_processes(self, partition: AssignmentState) -> None:
-        """Kill the processes of a partition that is given up. They are reaped later.
+        """Kill and detach the processes of a partition that is given up.
 
-        Until then, the partition is not acquired again, because the processes may still write to
-        its slot.
+        The partition is not acquired again before they have been reaped, because until then they
+        may still write to its slot.
         """
         children = [each for each in (partition.child, partition.standby) if each is not None]
         if children:
