@@ -262,7 +262,7 @@ class EmbeddedServer:
                     umask=0o077,
                     pass_fds=self._locks[1:],
                     start_new_session=True,
-                    preexec_fn=_in_child(os.getpid()),
+                    preexec_fn=_prepare_child(os.getpid()),
                 )
             finally:
                 os.close(log)
@@ -354,7 +354,7 @@ class EmbeddedServer:
             return ""
 
 
-def _in_child(parent: int) -> Callable[[], None]:
+def _prepare_child(parent: int) -> Callable[[], None]:
     def before_exec() -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):

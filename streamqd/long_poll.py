@@ -44,7 +44,7 @@ class PollWords:
         """Record that the worker has received a reply or is no longer waiting."""
         self._words[_SINCE_NS] = 0
 
-    def waiting(self) -> Poll | None:
+    def read(self) -> Poll | None:
         """Return the worker's current long poll, or None if it is not waiting."""
         since, *ids = self._words[_SINCE_NS:_MISSED].tolist()
         if not since or since != self._words[_SINCE_NS]:

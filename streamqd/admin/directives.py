@@ -412,7 +412,7 @@ def unfinished_reloads(
     """Return the unfinished reloads of these live instances, in the given order."""
     summaries = published.read_summaries(ViewReader(fleet.store), fleet.name, instances)
     found = {
-        name: reloads.pending(state, name, summary)
+        name: reloads.find_pending(state, name, summary)
         for name, summary in zip(instances, summaries, strict=True)
     }
     return {name: each for name, each in found.items() if each is not None}

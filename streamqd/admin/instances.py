@@ -128,7 +128,7 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
         weight=seen.member.weight,
         cap=seen.member.cap,
         leaving=seen.leaving,
-        reload=reloads.pending(state, heartbeat.instance, summary),
+        reload=reloads.find_pending(state, heartbeat.instance, summary),
         rss=sum(sizes) if sizes else None,
     )
 

@@ -35,7 +35,9 @@ class PendingReload:
     its_turn: bool = True
 
 
-def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> PendingReload | None:
+def find_pending(
+    state: FleetState, instance: str, summary: Mapping[str, Any]
+) -> PendingReload | None:
     """Return the unfinished reload of a live instance, or None if it has none.
 
     `summary` is the summary that the instance published.

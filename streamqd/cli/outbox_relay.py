@@ -119,8 +119,8 @@ def status(
     problem, shown = "", []
     try:
         with contextlib.closing(open_database(session, found)) as link:
-            rows, oldest = link.backlog(COUNTED_MAX)
-            dead, shown = link.dead_count(COUNTED_MAX), link.dead(DEAD_SHOWN)
+            rows, oldest = link.measure_backlog(COUNTED_MAX)
+            dead, shown = link.count_dead(COUNTED_MAX), link.read_dead(DEAD_SHOWN)
     except DatabaseUnavailableError as error:
         problem = str(error)
     state = OutboxState(

@@ -263,7 +263,7 @@ class ActResult:
     parameters: Mapping[str, object] | None = None
 
     @classmethod
-    def of_job(cls, job: str, note: AuditNote | None = None) -> ActResult:
+    def for_job(cls, job: str, note: AuditNote | None = None) -> ActResult:
         """Return the result of an act that started a job, whose page shows the progress."""
         return cls("", note, "job", {"job": job})
 

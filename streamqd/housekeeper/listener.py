@@ -71,7 +71,7 @@ class Listener:
         notified, and return None.
         """
         words = slot.poll
-        poll = words.waiting()
+        poll = words.read()
         if poll is None or poll.since_ns == words.missed:
             return None
         if self._overdue.get(assignment) == poll:

@@ -17,7 +17,7 @@ from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
 from streamqd.idle_reason import WORDS
 from streamqd.isolate import Isolate, run_directly
-from streamqd.metrics.view import MetricsView, longest_run, seconds_since, waiting
+from streamqd.metrics.view import MetricsView, longest_run, read_wait, seconds_since
 from streamqd.model import Assignment
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
@@ -215,7 +215,7 @@ def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
     """Return the remaining time of a wait, the held entries, and the counts of the guards."""
-    waits = waiting(slot)
+    waits = read_wait(slot)
     seconds = max(0.0, (waits.until_ns - now_ns()) / 1e9) if waits.until_ns else None
     return {
         "waits_seconds": None if seconds is None else round(seconds, 3),

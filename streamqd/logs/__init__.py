@@ -166,7 +166,7 @@ class Limit:
         self._since = -math.inf
         self._suppressed = 0
 
-    def held(self) -> bool:
+    def is_suppressed(self) -> bool:
         """Return True and count a suppressed line if no line may be written now.
 
         Callers use this to avoid building a line that would not be written.
@@ -183,7 +183,7 @@ class Limit:
 
     def event(self, *, trace: str = "", **fields: object) -> None:
         """Log one event, or count it as suppressed. `trace` is a traceback that is already text."""
-        if self.held():
+        if self.is_suppressed():
             return
         self._left -= 1
         held, self._suppressed = self._suppressed, 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from streamqd import logs
 from streamqd.idle_reason import Wait, Waiting
-from streamqd.metrics.view import Labels, MetricsView, longest_run, seconds_since, waiting
+from streamqd.metrics.view import Labels, MetricsView, longest_run, read_wait, seconds_since
 from streamqd.model import Assignment
 from streamqd.scoreboard import (
     BUCKETS,
@@ -99,7 +99,7 @@ def _waits(read: Callable[[Waiting], float]) -> Source:
 
     The figure is 0 if there is no worker.
     """
-    return _per_assignment(lambda slot: read(waiting(slot)))
+    return _per_assignment(lambda slot: read(read_wait(slot)))
 
 
 def _slot(name: str) -> Source:
@@ -383,7 +383,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters of the partition."),
         _counter(
             "flood_stops",
-            _slots(lambda slot: waiting(slot).flooded),
+            _slots(lambda slot: read_wait(slot).flooded),
             "Number of times that the flood guard paused the partition (setting flood_guard).",
         ),
         _counter(
@@ -401,7 +401,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         ),
         _counter(
             "circuit_openings",
-            _slots(lambda slot: waiting(slot).opened),
+            _slots(lambda slot: read_wait(slot).opened),
             "Number of times that the circuit of the partition opened.",
         ),
         _gauge(

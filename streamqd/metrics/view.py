@@ -79,7 +79,7 @@ class MetricsView:
         return self.server_unix_ms + (now_ns() - self.asked_ns) // 1_000_000
 
 
-def waiting(slot: WorkerSlot) -> Waiting:
+def read_wait(slot: WorkerSlot) -> Waiting:
     """Return the reason why a worker starts no run at present.
 
     If there is no process, the result contains no reason and no held messages, but still the total

@@ -94,7 +94,7 @@ class Database:
 
     # --- rows ---
 
-    def oldest(self, limit: int) -> list[OutboxRow]:
+    def read_oldest(self, limit: int) -> list[OutboxRow]:
         """Return the oldest rows by ID, up to `limit` rows and about 8 MiB, from a new snapshot.
 
         If a row cannot be sent, its `fault` is set. Raises DatabaseResponseError if the ID of a row
@@ -166,23 +166,23 @@ class Database:
             return False
         return True
 
-    def backlog(self, limit: int) -> tuple[int, float]:
+    def measure_backlog(self, limit: int) -> tuple[int, float]:
         """Return the number of rows, counted up to `limit`, and the age of the oldest in seconds.
 
         The age is this host's time minus the time on the sender's clock, but at least 0.
         """
-        [(count, oldest)] = self.rows(self.table.backlog(limit))
+        [(count, oldest)] = self.rows(self.table.select_backlog(limit))
         if not count or not isinstance(oldest, int):
             return count, 0.0
         return count, max(0.0, time.time() - oldest / 1000)
 
-    def dead(self, limit: int) -> list[DeadRow]:
+    def read_dead(self, limit: int) -> list[DeadRow]:
         """Return the newest dead-lettered rows, up to `limit`."""
-        return [decode_dead(each) for each in self.rows(self.table.dead(limit))]
+        return [decode_dead(each) for each in self.rows(self.table.select_dead(limit))]
 
-    def dead_count(self, limit: int) -> int:
+    def count_dead(self, limit: int) -> int:
         """Return the number of dead-lettered rows, counted up to `limit`."""
-        [(count,)] = self.rows(self.table.dead_count(limit))
+        [(count,)] = self.rows(self.table.select_dead_count(limit))
         return int(count)
 
     def wait(self, seconds: float, wake_fd: int | None = None) -> None:

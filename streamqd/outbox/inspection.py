@@ -60,8 +60,8 @@ def inspect_table(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTable
 def _read(database: Database) -> OutboxTableState:
     if database.dialect == "postgresql":  # the other drivers have their own time limit
         database.run(f"SET statement_timeout = {STATEMENT_MS}")
-    rows, oldest = database.backlog(COUNTED_MAX)
-    newest = database.dead(1)
+    rows, oldest = database.measure_backlog(COUNTED_MAX)
+    newest = database.read_dead(1)
     name = database.table.name
     values = () if database.dialect == "sqlite" else table_parameters(database, name)
     space = database.rows(_SPACE[database.dialect], values)
@@ -71,7 +71,7 @@ def _read(database: Database) -> OutboxTableState:
         dialect=database.dialect,
         rows=rows,
         oldest_seconds=oldest,
-        dead=database.dead_count(COUNTED_MAX),
+        dead=database.count_dead(COUNTED_MAX),
         dead_error=newest[0].error if newest else "",
         deleted_rows=None if deleted is None else int(deleted),
         unused_bytes=None if unused is None else int(unused),

@@ -277,7 +277,7 @@ class Relay:
         if self._redis_episode.open or self._database_episode.open:
             return False
         try:
-            return not self._database.backlog(1)[0]
+            return not self._database.measure_backlog(1)[0]
         except DatabaseUnavailableError:
             return False
 
@@ -407,7 +407,7 @@ class Relay:
         return outbox.renew(self._store.keys, options.name, self._token, options.lease_ttl, figures)
 
     def _measure(self) -> None:
-        self._figures.rows, self._figures.oldest = self._database.backlog(COUNTED_MAX + 1)
+        self._figures.rows, self._figures.oldest = self._database.measure_backlog(COUNTED_MAX + 1)
         if not self._identified:
             self._figures.table = schema.identity(self._database)
             self._identified = True
@@ -443,7 +443,7 @@ class Relay:
         # deleted first, because later nothing would show that they are already in their topics.
         self._delete_settled()
         wanted = self._options.batch * self._pages
-        rows = self._database.oldest(wanted)
+        rows = self._database.read_oldest(wanted)
         try:
             sendable = list(self._route_rows(rows, found))
             if not found.read_again:

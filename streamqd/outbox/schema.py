@@ -265,10 +265,10 @@ def _statement_faults(database: Database) -> list[str]:
     """Return the errors of the relay's statements. They show, for example, missing permissions."""
     faults = []
     for attempt in (
-        lambda: database.oldest(1),
+        lambda: database.read_oldest(1),
         lambda: database.delete([_NO_ROW]),
         lambda: database.move_to_dead_table(_NO_ROW, ""),
-        lambda: database.dead(1),
+        lambda: database.read_dead(1),
     ):
         try:
             attempt()

@@ -217,21 +217,21 @@ class OutboxTable:
         marker = self.dialect.marker
         return f"DELETE FROM {self._table} WHERE {self.dialect.quote('id')} = {marker}"  # noqa: S608
 
-    def backlog(self, limit: int) -> str:
+    def select_backlog(self, limit: int) -> str:
         """Return a query for the number of rows, up to `limit`, and the time of the oldest one."""
         return (
             "SELECT COUNT(*), MIN(created_unix_ms) FROM (SELECT created_unix_ms"  # noqa: S608
             f" FROM {self._table} ORDER BY {self.dialect.quote('id')} LIMIT {int(limit)}) AS rows_"
         )
 
-    def dead(self, limit: int) -> str:
+    def select_dead(self, limit: int) -> str:
         """Return a query for the newest dead-lettered rows: id, uid, topic, error and time."""
         return (
             f"SELECT id, uid, topic, error, failed_unix_ms FROM {self._dead}"  # noqa: S608
             f" ORDER BY id DESC LIMIT {int(limit)}"
         )
 
-    def dead_count(self, limit: int) -> str:
+    def select_dead_count(self, limit: int) -> str:
         """Return a query for the number of dead-lettered rows, up to `limit`."""
         return f"SELECT COUNT(*) FROM (SELECT id FROM {self._dead} LIMIT {int(limit)}) AS rows_"  # noqa: S608
 

@@ -201,13 +201,13 @@ class SendBuffer(Generic[T]):
     # --- the thread ---
 
     def _run(self) -> None:
-        while (batches := self._next()) is not None:
+        while (batches := self._take_next()) is not None:
             for bundle in _bundles(batches):
                 self._write(bundle)
             self._retry_waiting()
         self._sender.close()
 
-    def _next(self) -> list[BufferedBatch[T]] | None:
+    def _take_next(self) -> list[BufferedBatch[T]] | None:
         """Wait for batches that can be written together.
 
         Return [] if it is time to check for room again. After `close`, return None once the buffer

@@ -84,7 +84,7 @@ class OptionParser:
         listed = [each.strip() for each in self.text(name).split(",")]
         return tuple(dict.fromkeys(filter(None, listed))) or default
 
-    def whole(self, name: str, default: int, *, low: int, high: int = (1 << 63) - 1) -> int:
+    def integer(self, name: str, default: int, *, low: int, high: int = (1 << 63) - 1) -> int:
         text = self.text(name).strip()
         if not text:
             return default

@@ -65,7 +65,7 @@ def option(name: str, default: Any, kind: Callable[..., Any], **how: Any) -> Any
 
 
 def _milliseconds(parser: OptionParser, name: str, default: float, low: int) -> float:
-    return parser.whole(name, round(1000 * default), low=low) / 1000
+    return parser.integer(name, round(1000 * default), low=low) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class SparkConnection:
 
     redis: config.Redis
     timeout: float = option("timeoutMs", 10.0, _milliseconds, low=50)
-    retries: int = option("retries", 3, OptionParser.whole, low=0, high=100)
+    retries: int = option("retries", 3, OptionParser.integer, low=0, high=100)
     retry_interval: float = option("retryIntervalMs", 0.5, _milliseconds, low=0)
     control: str = option(
         "controlPrefix", config.KeyPrefixes().control, OptionParser.read, parse=str
@@ -106,17 +106,17 @@ class ReadOptions:
     ending: Mapping[TopicPartition, Bound] | None
     ending_default: Bound | None
     fail_on_data_loss: bool = option("failOnDataLoss", True, OptionParser.flag)
-    max_per_trigger: int = option("maxOffsetsPerTrigger", 200_000, OptionParser.whole, low=1)
-    min_per_trigger: int = option("minOffsetsPerTrigger", 0, OptionParser.whole, low=0)
+    max_per_trigger: int = option("maxOffsetsPerTrigger", 200_000, OptionParser.integer, low=1)
+    min_per_trigger: int = option("minOffsetsPerTrigger", 0, OptionParser.integer, low=0)
     max_trigger_delay: float = option(
         "maxTriggerDelay", 900.0, OptionParser.read, parse=parse_duration
     )
-    min_partitions: int = option("minPartitions", 0, OptionParser.whole, low=0)
-    max_per_partition: int = option("maxRecordsPerPartition", 0, OptionParser.whole, low=0)
+    min_partitions: int = option("minPartitions", 0, OptionParser.integer, low=0)
+    max_per_partition: int = option("maxRecordsPerPartition", 0, OptionParser.integer, low=0)
     columns: tuple[str, ...] = option("columns", (), OptionParser.names)
     headers: bool = option("includeHeaders", False, OptionParser.flag)
     fields: bool = option("includeFields", False, OptionParser.flag)
-    fetch_size: int = option("fetchSize", 1000, OptionParser.whole, low=1, high=100_000)
+    fetch_size: int = option("fetchSize", 1000, OptionParser.integer, low=1, high=100_000)
     fetch_bytes: int = option("fetchBytes", 4 << 20, OptionParser.size)
     archive: str = option("archivePath", "", OptionParser.read, parse=str)
     pushdown: bool = option("pushdown", False, OptionParser.flag)
@@ -145,11 +145,11 @@ class WriteOptions:
 
     connection: SparkConnection
     topic: str = option("topic", "", OptionParser.read, parse=str)
-    partitions: int = option("partitions", 0, OptionParser.whole, low=0, high=4096)
+    partitions: int = option("partitions", 0, OptionParser.integer, low=0, high=4096)
     idempotent: bool = option("idempotent", True, OptionParser.flag)
     id_column: str = option("idColumn", "", OptionParser.read, parse=str)
     dedup_window: float = option("dedupWindow", 600.0, OptionParser.read, parse=parse_duration)
-    batch_rows: int = option("batchRows", 1000, OptionParser.whole, low=1, high=1000)
+    batch_rows: int = option("batchRows", 1000, OptionParser.integer, low=1, high=1000)
     batch_bytes: int = option("batchBytes", 1 << 20, OptionParser.size)
     max_message_bytes: int = option("maxMessageBytes", 1 << 20, OptionParser.size)
     max_staged_bytes: int = option("maxStagedBytes", 256 << 20, OptionParser.size)

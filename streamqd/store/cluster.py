@@ -271,7 +271,7 @@ class Cluster:
             return False
         request.address, request.asking = redirect
         if not redirect.asking:
-            self._map = self._map.with_moved(request.slot, redirect.address)
+            self._map = self._map.with_redirect(request.slot, redirect.address)
             self._discovery.prefer(redirect.address)
             self._stale = True
         return True

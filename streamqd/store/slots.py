@@ -94,7 +94,7 @@ class SlotMap:
             return None
         return self.ranges[at][2]
 
-    def with_moved(self, slot: int, to: Address) -> SlotMap:
+    def with_redirect(self, slot: int, to: Address) -> SlotMap:
         """Return a copy of the map in which one slot belongs to another node."""
         ranges = []
         for first, last, address in self.ranges:

@@ -192,7 +192,7 @@ class Transport:
         if self.is_reply_due:
             return True
         if not self._reader.has_data():
-            if not self._buffered() and not self._poller.poll(0):
+            if not self._has_buffered_data() and not self._poller.poll(0):
                 return False
             try:
                 if not self.sock.recv(1):
@@ -218,7 +218,7 @@ class Transport:
         """Wait for more data, and pass it to the parser."""
         size, again = None, False
         while size is None:
-            if not again and not self._buffered():
+            if not again and not self._has_buffered_data():
                 self._wait_readable()
             again = False
             try:
@@ -235,7 +235,7 @@ class Transport:
         if size == len(self._buffer) < _RECEIVE_BYTES[1]:
             self._buffer = bytearray(4 * size)
 
-    def _buffered(self) -> bool:
+    def _has_buffered_data(self) -> bool:
         """Return True if TLS has buffered decrypted data, which the poller cannot see."""
         return self._tls and bool(self.sock.pending())  # type: ignore[attr-defined]
 

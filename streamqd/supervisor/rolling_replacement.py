@@ -54,7 +54,7 @@ class RollConditions:
     daemon: Daemon
     draining: bool
     removed_assignments: frozenset[Assignment]
-    ending: int  # number of dismissed processes that have not exited yet
+    exiting: int  # number of dismissed processes that have not exited yet
 
 
 class RollResult(NamedTuple):
@@ -258,7 +258,7 @@ class RollingReplacement:
         ready = [
             assignment for assignment in self._wanted if not partitions[assignment].slot.standby_pid
         ]
-        if not ready or given.ending >= DISMISSED_MAX:
+        if not ready or given.exiting >= DISMISSED_MAX:
             return
         # A reload requests one worker at a time. Its request comes first, because otherwise, each
         # step of the reload would wait for all workers that reach `max_messages`.

@@ -199,7 +199,7 @@ class Supervisor:
             self.exit_code = self.drain.exit_code(
                 self.partitions.values(),
                 now,
-                self.pool.ending(now) + self.pool.exiting_relays,
+                self.pool.count_exiting(now) + self.pool.exiting_relays,
                 redis_ok=self.leases.ok,
             )
         self._report()
@@ -216,7 +216,7 @@ class Supervisor:
         self._follow_directives()
         self._reload()
         self._check_end(now)
-        self.drain.observe(partitions, now, self.pool.ending(now) + self.pool.exiting_relays)
+        self.drain.observe(partitions, now, self.pool.count_exiting(now) + self.pool.exiting_relays)
         return self._check_parts(now)
 
     def _check_parts(self, now: float) -> Observation:
@@ -233,7 +233,7 @@ class Supervisor:
             process_capacity.observe(self.capacity, now, partitions, self.pool.refusal)
             moves = self._rebalance(now)
         conditions = RollConditions(
-            now, daemon, self.drain.begun, self.removed_assignments, self.pool.ending(now)
+            now, daemon, self.drain.begun, self.removed_assignments, self.pool.count_exiting(now)
         )
         self.replacement.observe(self.partitions, conditions)
         return Observation(now, moves, exceeded.actions)

@@ -273,7 +273,7 @@ class WorkerPool:
         )
         logs.stack(exit_.stack, assignment=one.partition.assignment, child=one.child.pid)
 
-    def ending(self, now: float) -> int:
+    def count_exiting(self, now: float) -> int:
         """Return the number of dismissed processes that are still expected to exit.
 
         A process that has not exited within UNKILLABLE_SECONDS after its kill does not count.

@@ -219,7 +219,7 @@ class Verdicts:
             self._observe(entry, details, outcome, "retry", stays=verdict.in_place)
             fields |= dead_letters.last_error(message, text, details.place)
             fields |= dead_letters.last_run(message, details.span)
-            if not self._retry_lines.held():
+            if not self._retry_lines.is_suppressed():
                 self._log_retry(message, verdict.delay, text, details)
             if verdict.in_place:
                 self._keep_in_place(entry, verdict.delay, 1 - free)
@@ -393,7 +393,7 @@ class Verdicts:
 
         `details` is set if it failed in a run.
         """
-        if not lines.held():
+        if not lines.is_suppressed():
             lines.event(
                 trace=details.traceback if details and logs.verbose() else "",
                 assignment=self._delivery.assignment,

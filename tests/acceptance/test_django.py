@@ -73,7 +73,7 @@ def shop_url(
 def count_rows(url: str) -> int:
     """Return the number of rows that are waiting in the outbox."""
     with connect(url) as database:
-        return database.backlog(100)[0]
+        return database.measure_backlog(100)[0]
 
 
 def rows(project: Project) -> list[tuple[str, bytes, int | None]]:
@@ -198,18 +198,18 @@ def test_migration_creates_the_tables_of_the_relay(
 
     project.run(ORDER + "invoice.enqueue(1); invoice.enqueue(2)")
     with connect(database_url) as database:
-        first, second = database.oldest(10)
+        first, second = database.read_oldest(10)
         assert json.loads(first.payload)["args"] == [1]
         database.move_to_dead_table(second, "of the test")
         database.delete([first])
-        assert database.dead_count(10) == 1
+        assert database.count_dead(10) == 1
 
     project.manage("migrate", "streamqd", "zero")
     with connect(database_url) as database, pytest.raises(DatabaseResponseError):
-        database.oldest(1)
+        database.read_oldest(1)
     project.manage("migrate", "streamqd")
     with connect(database_url) as database:
-        assert database.oldest(1) == []
+        assert database.read_oldest(1) == []
 
 
 def test_unsendable_task_error_is_one_sentence(new_project: Make) -> None:

@@ -124,7 +124,7 @@ def _check_written(store: Store, url: str, name: str, options: argparse.Namespac
     assert sum(lengths) == options.rows, f"{name}: {lengths}"
     store.execute("DEL", *keys)
     with connect(url) as link:
-        assert link.backlog(1)[0] == 0
+        assert link.measure_backlog(1)[0] == 0
 
 
 def _run_relay(url: str, settings: config.Redis) -> None:

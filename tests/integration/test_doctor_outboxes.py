@@ -69,7 +69,7 @@ class Clinic(DoctorCase):
     def dead_letter_row(self, error: str) -> None:
         self.send()
         with connect(self.url_of_database) as made:
-            made.move_to_dead_table(made.oldest(1)[0], error)
+            made.move_to_dead_table(made.read_oldest(1)[0], error)
 
     def why(self, *words: str) -> Result:
         return CliRunner().invoke(cli, ["--config", str(self.path), "why", *words])

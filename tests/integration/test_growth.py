@@ -366,7 +366,7 @@ class Source(threading.Thread):
     def __init__(self, url: str, keys: list[str], last: threading.Event) -> None:
         super().__init__(daemon=True)
         self.url, self.keys, self.last, self.rounds = url, keys, last, 0
-        self.trouble: BaseException | None = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
@@ -376,7 +376,7 @@ class Source(threading.Thread):
                 for _ in range(2):
                     self.send(producer)
         except BaseException as error:  # noqa: BLE001 - reported by the test
-            self.trouble = error
+            self.error = error
 
     def send(self, producer: Producer) -> None:
         text = str(self.rounds)
@@ -418,7 +418,7 @@ def test_growth_keeps_the_order_of_a_thousand_keys(
         last.set()
         for source in sources:
             source.join(30)
-            assert source.trouble is None
+            assert source.error is None
         command = ["-c", str(daemon.config_path), "topic", "grow", TOPIC, "4", "--yes", "--json"]
         grown = subprocess.run(
             [sys.executable, "-m", "streamqd", *command], capture_output=True, timeout=60

@@ -94,7 +94,7 @@ def test_listener_tracks_each_group_of_a_partition(watched: Watched) -> None:
 def test_listener_handles_the_greatest_id(watched: Watched) -> None:
     (one, *_), newest = ASSIGNMENTS, b"%d-%d" % (NEWEST, NEWEST)
     watched.wait(one, retry=newest, main=newest)
-    poll = watched.words(one).waiting()
+    poll = watched.words(one).read()
     assert poll is not None
     assert (poll.retry, poll.main) == (newest, newest)
     assert watched.look() is None

@@ -42,25 +42,25 @@ def test_committed_message_is_the_oldest_row(
             application, "orders", b"\x00\xff", key=b"\xfe", headers={"a": "é"}, partition=3
         )
         outbox.send(application, "orders", {"n": 1}, delay=60, expires=5)
-        assert database.oldest(10) == []
+        assert database.read_oldest(10) == []
         application.commit()
-    one, two = database.oldest(10)
+    one, two = database.read_oldest(10)
     assert (one.topic, one.key, one.partition, one.fault) == ("orders", b"\xfe", 3, "")
     assert first == f"orders/outbox/{one.uid}"
     assert one.payload == b"\x00\xff"
     assert json.loads(one.headers or b"") == {"a": "é"}
     assert two.fields == [b"payload", b'{"n":1}', b"expiresAfter", b"5000"]
     assert two.due_unix_ms == two.created_unix_ms + 60_000
-    assert database.oldest(1) == [one]
+    assert database.read_oldest(1) == [one]
     assert database.find_existing([one, two]) == {one.uid, two.uid}
     database.delete([one])
     assert database.find_existing([one, two]) == {two.uid}
-    assert database.backlog(10)[0] == 1
+    assert database.measure_backlog(10)[0] == 1
     database.move_to_dead_table(two, "no such topic")
-    assert database.oldest(10) == []
-    [dead] = database.dead(10)
+    assert database.read_oldest(10) == []
+    [dead] = database.read_dead(10)
     assert (dead.uid, dead.topic, dead.error) == (two.uid, "orders", "no such topic")
-    assert database.dead_count(10) == 1
+    assert database.count_dead(10) == 1
 
 
 def test_database_refuses_a_second_row_with_the_same_uid(
@@ -75,7 +75,7 @@ def test_database_refuses_a_second_row_with_the_same_uid(
         application.cursor().execute(statement)
         with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
             application.cursor().execute(statement)
-    assert database.backlog(10)[0] == 1
+    assert database.measure_backlog(10)[0] == 1
 
 
 def test_two_urls_of_one_table_have_the_same_identity(
@@ -127,7 +127,7 @@ def test_rolled_back_message_has_no_row(
     with contextlib.closing(database_server.connect(database_url)) as application:
         outbox.send(application, "orders", b"x")
         application.rollback()
-    assert database.oldest(10) == []
+    assert database.read_oldest(10) == []
 
 
 def test_wait_returns_when_its_descriptor_is_readable(database: Database) -> None:
@@ -142,7 +142,7 @@ def test_wait_returns_when_its_descriptor_is_readable(database: Database) -> Non
 
 def test_missing_table_names_its_remedy(database_url: str) -> None:
     with connect(database_url) as made, pytest.raises(DatabaseResponseError, match="outbox create"):
-        made.oldest(1)
+        made.read_oldest(1)
 
 
 def test_recreated_table_keeps_its_new_rows(
@@ -151,18 +151,18 @@ def test_recreated_table_keeps_its_new_rows(
     with contextlib.closing(database_server.connect(database_url)) as application:
         outbox.send(application, "orders", b"old")
         application.commit()
-        old = database.oldest(1)
+        old = database.read_oldest(1)
         for table in ("streamqd_outbox", "streamqd_outbox_dead"):
             database.run(f"DROP TABLE {table}")
         for statement in database.table.create():
             database.run(statement)
         outbox.send(application, "orders", b"new")
         application.commit()
-    [new] = database.oldest(1)
+    [new] = database.read_oldest(1)
     assert new.id == old[0].id
     assert database.find_existing(old) == set()
     database.delete(old)
-    assert database.oldest(1) == [new]
+    assert database.read_oldest(1) == [new]
 
 
 def test_recreated_table_keeps_rows_despite_old_dead_rows(
@@ -171,16 +171,16 @@ def test_recreated_table_keeps_rows_despite_old_dead_rows(
     with contextlib.closing(database_server.connect(database_url)) as application:
         outbox.send(application, "orders", b"old")
         application.commit()
-        [old] = database.oldest(1)
+        [old] = database.read_oldest(1)
         for statement in (*database.table.drop(), *database.table.create()):
             database.run(statement)
         outbox.send(application, "orders", b"new")
         application.commit()
-    [new] = database.oldest(1)
+    [new] = database.read_oldest(1)
     assert new.id == old.id
     database.move_to_dead_table(old, "the topic orders does not exist")
-    assert [each.payload for each in database.oldest(1)] == [b"new"]
-    assert database.dead_count(1) == 0
+    assert [each.payload for each in database.read_oldest(1)] == [b"new"]
+    assert database.count_dead(1) == 0
 
 
 @pytest.mark.parametrize("database_server", ["postgresql", "mysql"], indirect=True)
@@ -194,7 +194,7 @@ def test_row_deleted_by_another_relay_is_not_marked_dead(
     with contextlib.closing(database_server.connect(database_url)) as other:
         outbox.send(other, "orders", b"x")
         other.commit()
-        [row] = database.oldest(1)
+        [row] = database.read_oldest(1)
         other.cursor().execute("DELETE FROM streamqd_outbox")
         with ThreadPoolExecutor(1) as threads, connect(database_url) as observer:
             buried = threads.submit(database.move_to_dead_table, row, "no such topic")
@@ -202,7 +202,7 @@ def test_row_deleted_by_another_relay_is_not_marked_dead(
             wait_until(lambda: observer.rows(waiting)[0][0] > 0, timeout=20, every=0.3)
             other.commit()
             assert not buried.result(20)
-    assert database.dead(1) == []
+    assert database.read_dead(1) == []
 
 
 def test_sent_row_kept_by_a_trigger_is_an_error(
@@ -222,7 +222,7 @@ def test_sent_row_kept_by_a_trigger_is_an_error(
     with contextlib.closing(database_server.connect(database_url)) as application:
         outbox.send(application, "orders", b"a")
         application.commit()
-    [row] = database.oldest(1)
+    [row] = database.read_oldest(1)
     for statement in keep:
         database.run(statement)
     with pytest.raises(
@@ -240,11 +240,11 @@ def test_row_with_a_uid_in_bytes_is_deleted(
         outbox.send(application, "orders", b"a")
         application.execute("UPDATE streamqd_outbox SET uid = CAST(uid AS BLOB)")
         application.commit()
-    [row] = database.oldest(1)
+    [row] = database.read_oldest(1)
     assert row.fault == ""
     assert database.find_existing([row]) == {row.uid}
     database.delete([row])
-    assert database.oldest(1) == []
+    assert database.read_oldest(1) == []
 
 
 def test_more_rows_than_fit_into_one_statement_are_deleted(
@@ -254,11 +254,11 @@ def test_more_rows_than_fit_into_one_statement_are_deleted(
         for number in range(ROWS_PER_OTHER + 2):
             outbox.send(application, "orders", number)
         application.commit()
-    rows = database.oldest(10_000)
+    rows = database.read_oldest(10_000)
     assert [int(row.payload) for row in rows] == list(range(len(rows)))
     assert database.find_existing(rows) == {row.uid for row in rows}
     database.delete(rows[:-1])
-    assert database.oldest(10_000) == rows[-1:]
+    assert database.read_oldest(10_000) == rows[-1:]
 
 
 def test_large_rows_are_read_in_several_batches(
@@ -271,11 +271,11 @@ def test_large_rows_are_read_in_several_batches(
             for letter in b"abc":
                 large.send(application, "orders", bytes([letter]) * (5 << 20))
             application.commit()
-        rows = database.oldest(10)
+        rows = database.read_oldest(10)
         assert [row.payload[:1] for row in rows] == [b"a", b"b"]
         assert sum(row.size for row in rows) <= BATCH_BYTES + (6 << 20)
         database.delete(rows)
-        assert [row.payload[:1] for row in database.oldest(10)] == [b"c"]
+        assert [row.payload[:1] for row in database.read_oldest(10)] == [b"c"]
 
 
 def test_oversized_row_is_not_loaded(
@@ -286,13 +286,13 @@ def test_oversized_row_is_not_loaded(
         large.send(application, "orders", b"x" * (2 << 20), headers={"a": "b"})
         outbox.send(application, "orders", b"good")
         application.commit()
-    bad, good = database.oldest(10)
+    bad, good = database.read_oldest(10)
     assert "the payload takes 2,097,152 bytes" in bad.fault
     assert bad.payload == b""
     assert (good.payload, good.fault) == (b"good", "")
     database.move_to_dead_table(bad, bad.fault)
-    assert database.oldest(10) == [good]
-    assert [each.uid for each in database.dead(10)] == [bad.uid]
+    assert database.read_oldest(10) == [good]
+    assert [each.uid for each in database.read_dead(10)] == [bad.uid]
 
 
 def test_hostile_row_does_not_affect_other_rows(
@@ -322,14 +322,14 @@ def test_hostile_row_does_not_affect_other_rows(
         application.cursor().execute("BEGIN")
         outbox.send(application, "orders", b"good")
         application.commit()
-    *bad, good = database.oldest(100)
+    *bad, good = database.read_oldest(100)
     assert all(row.fault for row in bad)
     assert (len(bad), good.payload, good.fault) == (len(hostile), b"good", "")
-    assert database.backlog(100)[0] == len(hostile) + 1
+    assert database.measure_backlog(100)[0] == len(hostile) + 1
     for row in bad:
         database.move_to_dead_table(row, row.fault)
-    assert database.oldest(100) == [good]
-    assert len(database.dead(100)) == len(hostile)
+    assert database.read_oldest(100) == [good]
+    assert len(database.read_dead(100)) == len(hostile)
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql"])
@@ -338,15 +338,15 @@ def test_killed_database_is_unavailable_until_its_restart(dialect: str) -> None:
     try:
         with connect(server.new()) as database:
             schema.create(database)
-            assert database.oldest(1) == []
+            assert database.read_oldest(1) == []
             server.kill()
             for _ in range(2):
                 with pytest.raises(DatabaseUnavailableError) as unavailable:
-                    database.oldest(1)
+                    database.read_oldest(1)
                 assert not isinstance(unavailable.value, DatabaseResponseError)
                 assert "\n" not in str(unavailable.value)
             server.start()
-            assert database.oldest(1) == []
+            assert database.read_oldest(1) == []
     finally:
         server.close()
 
@@ -369,7 +369,7 @@ def test_killed_connection_interrupts_the_wait(
     with pytest.raises(DatabaseUnavailableError):
         wait_twice()
     database.wait(0)
-    assert database.oldest(1) == []
+    assert database.read_oldest(1) == []
 
 
 @pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -390,7 +390,7 @@ def test_replaced_sqlite_file_is_reopened(
         application.commit()
     with pytest.raises(DatabaseUnavailableError, match="was moved or replaced"):
         database.wait(0)
-    assert [each.payload for each in database.oldest(1)] == [b"new"]
+    assert [each.payload for each in database.read_oldest(1)] == [b"new"]
     database.wait(0)
 
 
@@ -409,4 +409,4 @@ def test_locked_sqlite_file_is_unavailable(
             database.delete([OutboxRow(1, "0" * 32)])
         assert not isinstance(unavailable.value, DatabaseResponseError)
         application.commit()
-    assert len(database.oldest(10)) == 1
+    assert len(database.read_oldest(10)) == 1

@@ -125,7 +125,7 @@ def test_relay_sends_rows_as_a_producer_writes_them(shop: Shop) -> None:
     }
     number = crc32_partition(b"k", 2)
     assert shop.store.execute("XLEN", shop.store.keys.stream("orders", number)) == 1
-    assert shop.database.backlog(1)[0] == 0
+    assert shop.database.measure_backlog(1)[0] == 0
     view = shop.view()
     assert (view.sent, view.rows, view.relayed, view.error) == (1, 0, False, "")
 
@@ -161,7 +161,7 @@ def test_relay_marks_unsendable_rows_dead(shop: Shop) -> None:
     assert shop.relay(settings).run(burst=True) == 0
     assert shop.payloads() == [b"3"]
     assert shop.payloads("known") == [b"4"]
-    errors = {row.error for row in shop.database.dead(10)}
+    errors = {row.error for row in shop.database.read_dead(10)}
     assert errors == {
         "topic nowhere does not exist; create it, and send the row again",
         "partition 7 of topic orders not found; partitions are numbered 0 to 1",
@@ -171,7 +171,7 @@ def test_relay_marks_unsendable_rows_dead(shop: Shop) -> None:
 
 def publish_row(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow:
     """Publish a row (the oldest by default), like a relay that exits before it deletes the row."""
-    row = row or shop.database.oldest(1)[0]
+    row = row or shop.database.read_oldest(1)[0]
     keys, meta = shop.store.keys, shop.store.keys.meta("orders")
     count = topics.partition_count(shop.store, "orders") or 0
     for number in range(count):
@@ -227,7 +227,7 @@ def test_relay_rereads_rows_read_before_the_fence(
     """
     shop.topic(partitions=1)
     shop.send(b"1", b"2")
-    oldest, reads = shop.database.oldest, []
+    oldest, reads = shop.database.read_oldest, []
 
     def overtaken(limit: int) -> list[OutboxRow]:
         rows = oldest(limit)
@@ -239,9 +239,9 @@ def test_relay_rereads_rows_read_before_the_fence(
         return rows
 
     relay = shop.relay()
-    monkeypatch.setattr(shop.database, "oldest", overtaken)
+    monkeypatch.setattr(shop.database, "read_oldest", overtaken)
     relay._turn()
-    monkeypatch.setattr(shop.database, "oldest", oldest)
+    monkeypatch.setattr(shop.database, "read_oldest", oldest)
     assert relay.run(burst=True) == 0
     assert shop.payloads() == [b"1", b"2"]
 
@@ -388,7 +388,7 @@ def test_burst_exits_if_rows_are_blocked(shop: Shop) -> None:
     )
     assert shop.payloads() == [b"1", b"2", b"3"]
     assert shop.payloads("other") == [b"x"]
-    assert shop.database.backlog(10)[0] == 1
+    assert shop.database.measure_backlog(10)[0] == 1
     assert not shop.view().relayed
 
 
@@ -422,7 +422,7 @@ def test_second_row_with_the_same_uid_is_marked_dead(shop: Shop) -> None:
     shop.burst()
     assert second != first
     assert shop.payloads() == [b"1", b"3"]
-    [dead] = shop.database.dead(10)
+    [dead] = shop.database.read_dead(10)
     assert dead.error == f"another row has the uid {uid}; give each row a unique uid"
 
 
@@ -490,14 +490,14 @@ def test_rows_are_deleted_after_a_replica_has_them(
         for _ in range(2):
             relay._turn()
         assert shop.payloads() == [b"1", b"2"]  # the rows are written, but not deleted
-        assert shop.database.backlog(10)[0] == 2
+        assert shop.database.measure_backlog(10)[0] == 2
         assert relay._figures.obstacle is not None
         assert "0 of 1 replicas have the last rows" in relay._figures.obstacle.error
 
         host, _, port = master.tcp_url.rpartition("/")[2].rpartition(":")
         copy.execute("REPLICAOF", host, port)
         assert relay.run(burst=True) == 0
-        assert shop.database.backlog(10)[0] == 0
+        assert shop.database.measure_backlog(10)[0] == 0
         assert shop.payloads() == [b"1", b"2"]
         stream = shop.store.keys.stream("orders", 0)
         assert copy.execute("XLEN", stream) == 2  # the copy confirmed the rows before the deletion

@@ -62,7 +62,7 @@ def engine(database: Database, database_url: str) -> Iterator[Callable[..., sqla
 
 
 def payloads(database: Database) -> list[bytes]:
-    rows = database.oldest(100)
+    rows = database.read_oldest(100)
     assert [row.fault for row in rows] == [""] * len(rows)
     return [row.payload for row in rows]
 

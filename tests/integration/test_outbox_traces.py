@@ -37,7 +37,7 @@ def test_outbox_row_has_the_context_of_its_span(tmp_path: Path) -> None:
         command = [sys.executable, "-c", SENDER, str(path)]
         uid = subprocess.check_output(command, env=environment, cwd=tmp_path, text=True).strip()
         [span] = collector.wait(1, messaging__message__id=uid)
-        [row] = database.oldest(10)
+        [row] = database.read_oldest(10)
     assert span.kind == "producer"
     headers = json.loads(row.headers or b"")
     assert headers["mine"] == "1"

@@ -96,10 +96,10 @@ def test_async_sends_above_max_messages_take_turns(server, link, keys):
 
 
 def test_async_canceled_send_does_not_affect_others(server, link, keys, gate):
-    trouble: list[dict[str, Any]] = []
+    error: list[dict[str, Any]] = []
 
     async def work() -> tuple[bool, str, str]:
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: trouble.append(what))
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: error.append(what))
         async with AsyncProducer(server.url, partitioner=gate) as producer:
             begun = asyncio.create_task(producer.send("access", b"begun"))
             await asyncio.to_thread(gate.reached.wait, 10)
@@ -115,7 +115,7 @@ def test_async_canceled_send_does_not_affect_others(server, link, keys, gate):
     canceled, *ids = run(work())
 
     assert canceled
-    assert trouble == []
+    assert error == []
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
     # A send that is already in progress is still written, although the caller sees it as canceled.
     assert [fields[1] for _, fields in found] == [b"begun", b"behind", b"later"]

@@ -40,7 +40,7 @@ from streamqd.spark.pipelines.storage import (  # noqa: E402
     ArchiveError,
     ArchiveTable,
 )
-from tests.support.s3 import KEY, SECRET, BucketServer, Trouble  # noqa: E402
+from tests.support.s3 import KEY, SECRET, BucketServer, StoreFault  # noqa: E402
 
 PLACE = ("access", 0)
 EVERY = columns.columns(dead=False, headers=True, fields=True)
@@ -202,7 +202,7 @@ def test_throttled_request_is_repeated(
 ) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = open_table(archive)
-    store.fail(method, path, Trouble.SLOW_DOWN, times=2)
+    store.fail(method, path, StoreFault.SLOW_DOWN, times=2)
     add(made, 0, 3)
     add(open_table(archive), 3, 4)
     assert read_ids(archive, store) == [1, 2, 3, 4]
@@ -213,7 +213,7 @@ def test_commit_with_a_lost_reply_counts_once(store: BucketServer, url: str) -> 
     archive = Archive(url, create=True, options=store.options)
     made = open_table(archive)
     for number in range(3):
-        store.fail("PUT", COMMITS, Trouble.LOST_REPLY)
+        store.fail("PUT", COMMITS, StoreFault.LOST_REPLY)
         add(made, 10 * number, 10 * number + 2)
     assert made.note.batch == 3
     assert read_ids(archive, store) == [1, 2, 11, 12, 21, 22]
@@ -225,7 +225,7 @@ def test_failed_commit_leaves_the_table_unchanged(store: BucketServer, url: str)
     made = open_table(archive)
     add(made, 0, 2)
     files = write_files(made, 2, 4)
-    store.fail("PUT", COMMITS, Trouble.EXPIRED, times=1000)
+    store.fail("PUT", COMMITS, StoreFault.EXPIRED, times=1000)
     with pytest.raises(ArchiveError, match="tables/access cannot be written: ") as caught:
         made.append(files, {PLACE: Position((4, 0), 4)})
     assert (KEY in str(caught.value), SECRET in str(caught.value)) == (False, False)
@@ -239,7 +239,7 @@ def test_failed_commit_leaves_the_table_unchanged(store: BucketServer, url: str)
 def test_failed_upload_leaves_no_object(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = open_table(archive)
-    store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
+    store.fail("PUT", r"\.parquet", StoreFault.EXPIRED, times=1000)
     with pytest.raises(OSError, match=r"Forbidden|privileges|denied"):
         write_files(made, 0, 2)
     store.heal()
@@ -256,8 +256,8 @@ def test_errors_contain_no_credentials(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = open_table(archive)
     add(made, 0, 2)
-    store.fail("GET", ".", Trouble.EXPIRED, times=10_000)
-    store.fail("HEAD", ".", Trouble.EXPIRED, times=10_000)
+    store.fail("GET", ".", StoreFault.EXPIRED, times=10_000)
+    store.fail("HEAD", ".", StoreFault.EXPIRED, times=10_000)
     said = []
     for work in (
         lambda: Archive(url, options=store.options),
@@ -316,7 +316,7 @@ def test_merge_with_a_lost_reply_changes_no_row(store: BucketServer, url: str) -
     made = open_table(archive)
     for low in range(compact.FAN_IN):
         add(made, low, low + 1)
-    store.fail("PUT", COMMITS, Trouble.LOST_REPLY)
+    store.fail("PUT", COMMITS, StoreFault.LOST_REPLY)
     compact.merge_small_files(made, 1)
     assert read_ids(archive, store) == [*range(1, compact.FAN_IN + 1)]
     add(open_table(archive), compact.FAN_IN, compact.FAN_IN + 1)
@@ -366,8 +366,8 @@ def test_report_round_trips_through_a_bucket(store: BucketServer, url: str) -> N
         RequestRefusedError, match="was not written by a report, so it is not overwritten"
     ):
         reports._read_last_report(out)
-    store.fail("PUT", "report", Trouble.EXPIRED, times=100)
-    store.fail("POST", "report", Trouble.EXPIRED, times=100)
+    store.fail("PUT", "report", StoreFault.EXPIRED, times=100)
+    store.fail("POST", "report", StoreFault.EXPIRED, times=100)
     with pytest.raises(SparkError, match="the report cannot be written") as caught:
         reports._write(out, written_document)
     assert KEY not in str(caught.value)

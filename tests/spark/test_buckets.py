@@ -39,7 +39,7 @@ from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveError, Archive
 from streamqd.store import topics
 from tests.spark.conftest import Shop
 from tests.support.killed_archive import POINTS, strike
-from tests.support.s3 import KEY, SECRET, BucketServer, Trouble
+from tests.support.s3 import KEY, SECRET, BucketServer, StoreFault
 from tests.support.spark_process import QUICK
 
 deltalake = pytest.importorskip("deltalake")
@@ -309,14 +309,14 @@ def test_report_with_expired_credentials_is_one_sentence(case: BucketCase, tmp_p
     out = location(f"{case.url}-report", case.store.options)
     scope = ReportScope(archive=case.archive)
     for method, path in (("GET", r"\.parquet"), ("PUT", "report.html")):
-        case.store.fail(method, path, Trouble.EXPIRED, times=10_000)
+        case.store.fail(method, path, StoreFault.EXPIRED, times=10_000)
         with pytest.raises(SparkError) as caught:
             report(case.settings, lambda: case.shop.spark, out, scope)
         assert "ExpiredToken" in str(caught.value)
         assert not any(each in str(caught.value) for each in (KEY, SECRET, "\n"))
         case.store.heal()
     # The command opens the archive before it starts Spark.
-    case.store.fail("GET", "_archive.json", Trouble.EXPIRED, times=10_000)
+    case.store.fail("GET", "_archive.json", StoreFault.EXPIRED, times=10_000)
     command = ["-c", str(case.configured(tmp_path)), "pipeline", "report", "--archive", case.url]
     ended = CliRunner().invoke(cli, [*command, "--out", out.address])
     assert (ended.exit_code, ended.stdout) == (1, "")
@@ -370,8 +370,8 @@ def test_run_with_expired_credentials_can_be_repeated(case: BucketCase) -> None:
     case.add(4)
     case.run()
     case.add(4)
-    case.store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
-    case.store.fail("POST", r"\.parquet", Trouble.EXPIRED, times=1000)
+    case.store.fail("PUT", r"\.parquet", StoreFault.EXPIRED, times=1000)
+    case.store.fail("POST", r"\.parquet", StoreFault.EXPIRED, times=1000)
     with pytest.raises((PipelineError, ArchiveError)) as caught:
         case.run()
     assert not any(each in str(caught.value) for each in (KEY, SECRET, "\n"))

@@ -233,7 +233,7 @@ def install() -> None:
     _wrap(WorkerPool, "start_worker", after=_reach_in_partition("worker-forked", 2))
     _wrap_reclaimer()
     for name, before, after in (
-        ("oldest", "rows-unread", "rows-read"),
+        ("read_oldest", "rows-unread", "rows-read"),
         ("delete", "delete-unsent", "delete-answered"),
         ("move_to_dead_table", "dead-row-unsent", "dead-row-answered"),
     ):

@@ -87,7 +87,7 @@ class RelayTrial:
         self.site.wait_empty(PATIENCE, self.point)
         assert self.site.check() == self._number, self.point
         with connect(self.site.url) as database:
-            assert database.dead_count(10) == 1, self.point
+            assert database.count_dead(10) == 1, self.point
 
     def stop(self, process: ForkedRelay) -> None:
         process.send_signal(signal.SIGTERM)

@@ -135,12 +135,14 @@ class OutboxSite:
 
     def count_rows(self) -> int:
         with connect(self.url) as made:
-            return made.backlog(1_000_000)[0]
+            return made.measure_backlog(1_000_000)[0]
 
     def wait_empty(self, timeout: float, what: str = "") -> None:
         """Wait until no row is left, using one connection for all polls."""
         with connect(self.url) as made:
-            wait_until(lambda: made.backlog(1)[0] == 0, timeout=timeout, what=what, every=0.05)
+            wait_until(
+                lambda: made.measure_backlog(1)[0] == 0, timeout=timeout, what=what, every=0.05
+            )
 
     def entries(self) -> dict[int, list[tuple[bytes, int, int]]]:
         """Return the key, writer and number of each entry, by partition and in order."""

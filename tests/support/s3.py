@@ -28,7 +28,7 @@ BUCKET = "bucket"
 _CONTROL = "/_control"
 
 
-class Trouble(enum.Enum):
+class StoreFault(enum.Enum):
     """A fault that requests can have."""
 
     SLOW_DOWN = "it is throttled: 503, and nothing is done"
@@ -67,13 +67,13 @@ class BucketServer:
         return {name.upper(): value for name, value in self.options.items()}
 
     def fail(
-        self, method: str, path: str, trouble: Trouble, *, times: int = 1, skip: int = 0
+        self, method: str, path: str, kind: StoreFault, *, times: int = 1, skip: int = 0
     ) -> None:
         """Arm a fault for requests with this method whose path matches a pattern.
 
         The first `skip` of these requests succeed, and the next `times` have the fault.
         """
-        self._ask("fault", [method, path, trouble.name, times, skip])
+        self._ask("fault", [method, path, kind.name, times, skip])
 
     def heal(self) -> None:
         """Disarm all faults."""
@@ -125,30 +125,30 @@ class _Faulty:
             return self._control(environ, start)
         with self._lock:
             self._seen.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
-            trouble = self._trouble(environ)
-            if trouble is Trouble.SLOW_DOWN:
+            kind = self._find_fault(environ)
+            if kind is StoreFault.SLOW_DOWN:
                 return _refuse(start, "503 Slow Down", "SlowDown")
-            if trouble is Trouble.EXPIRED:
+            if kind is StoreFault.EXPIRED:
                 return _refuse(start, "403 Forbidden", "ExpiredToken")
             if f"Credential={KEY}/" not in environ.get("HTTP_AUTHORIZATION", ""):
                 return _refuse(start, "403 Forbidden", "InvalidAccessKeyId")
-            if trouble is Trouble.LOST_REQUEST:
+            if kind is StoreFault.LOST_REQUEST:
                 _reset(environ)
             reply = list(self._app(environ, start))
-            if trouble is Trouble.LOST_REPLY:
+            if kind is StoreFault.LOST_REPLY:
                 _reset(environ)
             return reply
 
-    def _trouble(self, environ: dict[str, Any]) -> Trouble | None:
+    def _find_fault(self, environ: dict[str, Any]) -> StoreFault | None:
         for fault in self._faults:
-            method, path, trouble, times, skip = fault
+            method, path, kind, times, skip = fault
             if environ["REQUEST_METHOD"] != method or not re.search(path, environ["PATH_INFO"]):
                 continue
             if skip:
                 fault[4] -= 1
             elif times:
                 fault[3] -= 1
-                return Trouble[trouble]
+                return StoreFault[kind]
         return None
 
     def _control(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:

@@ -532,7 +532,7 @@ def test_init_writes_a_working_example_of_an_outbox(invoke: Invoke) -> None:
         "placed order 2",
     ]
     with connect("sqlite:///project/shop.db") as database:
-        assert [json.loads(row.payload)["price"] for row in database.oldest(10)] == [9.5, 3]
+        assert [json.loads(row.payload)["price"] for row in database.read_oldest(10)] == [9.5, 3]
 
 
 def test_init_quotes_paths_in_the_unit(invoke: Invoke) -> None:

@@ -43,7 +43,7 @@ def test_subprocess_task_is_killed_after_its_timeout():
         (lambda: os._exit(0), "its result cannot be read: Expecting value: line 1 column 15"),
     ],
 )
-def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], trouble: str):
+def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], error: str):
     def write_half(descriptor: int, mode: str) -> None:
         os.write(descriptor, b'{"declared": [')
         end()
@@ -54,7 +54,7 @@ def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], tro
 
     found = wait_result(SubprocessTask(work, title="errand", timeout=30.0))
     assert found.result is None
-    assert found.error.startswith(trouble)
+    assert found.error.startswith(error)
 
 
 def test_subprocess_task_does_not_affect_its_parent():

@@ -308,10 +308,10 @@ def test_suppressed_line_checked_first_is_counted(clock: list[float]) -> None:
     with LogLines() as lines:
         limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=2)
         for number in range(5):
-            if not limit.held():
+            if not limit.is_suppressed():
                 limit.event(uid=f"a/0/{number}-0")
         clock[0] += 1.0
-        assert not limit.held()
+        assert not limit.is_suppressed()
         limit.event(uid="a/0/5-0")
         told = [(one["uid"], one.get("suppressed")) for one in lines.all()]
 
@@ -324,7 +324,7 @@ def test_suppressed_lines_below_the_level_are_not_counted(clock: list[float]) ->
         limit = logs.Limit("message.retried", logging.DEBUG, per_second=1)
         for _ in range(5):
             limit.event()
-            assert limit.held()
+            assert limit.is_suppressed()
         clock[0] += 5.0
         limit.catch_up()
         assert lines.all() == []

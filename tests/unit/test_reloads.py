@@ -39,7 +39,7 @@ def fleet(*, asked: str = "", **infos: dict[str, Any]) -> FleetState:
 
 
 def test_reload_waits_for_the_running_message_of_a_worker() -> None:
-    found = reloads.pending(fleet(asked="a", a={"reloading": HUNG}), "a", RUNS)
+    found = reloads.find_pending(fleet(asked="a", a={"reloading": HUNG}), "a", RUNS)
 
     assert found is not None
     assert (found.asked_unix_ms, found.by, found.reason) == (ASKED, "ann@west", "prices")
@@ -52,7 +52,7 @@ def test_reload_waits_for_the_running_message_of_a_worker() -> None:
 
 def test_reload_by_a_signal_is_as_old_as_the_signal() -> None:
     raw = HUNG | {"directive_unix_ms": 0, "step": "start", "workers": 0}
-    found = reloads.pending(fleet(a={"reloading": raw}), "a", RUNS)
+    found = reloads.find_pending(fleet(a={"reloading": raw}), "a", RUNS)
 
     assert found is not None
     assert (found.asked_unix_ms, found.by) == (ASKED + 40, "")
@@ -61,7 +61,7 @@ def test_reload_by_a_signal_is_as_old_as_the_signal() -> None:
 
 def test_later_directive_keeps_the_age_of_a_running_reload() -> None:
     raw = HUNG | {"directive_unix_ms": ASKED - 60_000}
-    found = reloads.pending(fleet(asked="a", a={"reloading": raw}), "a", RUNS)
+    found = reloads.find_pending(fleet(asked="a", a={"reloading": raw}), "a", RUNS)
 
     assert found is not None
     assert (found.asked_unix_ms, found.by) == (ASKED - 60_000, "")
@@ -70,7 +70,7 @@ def test_later_directive_keeps_the_age_of_a_running_reload() -> None:
 def test_instance_waits_for_its_turn_to_reload() -> None:
     state = fleet(asked="*", a={"reloading": HUNG}, b={})
 
-    found = reloads.pending(state, "b", {})
+    found = reloads.find_pending(state, "b", {})
 
     assert found is not None
     assert (found.waits_for, found.its_turn) == ("its turn, after a", False)
@@ -79,8 +79,8 @@ def test_instance_waits_for_its_turn_to_reload() -> None:
 def test_finished_reload_is_not_pending() -> None:
     state = fleet(asked="*", a={"reloaded": ASKED}, b={})
 
-    assert reloads.pending(state, "a", {}) is None
-    waiting = reloads.pending(state, "b", {})
+    assert reloads.find_pending(state, "a", {}) is None
+    waiting = reloads.find_pending(state, "b", {})
     assert waiting is not None
     assert waiting.waits_for == "its start"
 
@@ -89,7 +89,7 @@ def test_finished_reload_is_not_pending() -> None:
     "raw", [1, "x", [], {}, {"assignment": ["orders", "0", 1], "workers": "many", "step": 9}]
 )
 def test_invalid_reload_record_is_shown_with_fewer_details(raw: object) -> None:
-    found = reloads.pending(fleet(a={"reloading": raw}), "a", {})
+    found = reloads.find_pending(fleet(a={"reloading": raw}), "a", {})
 
     assert found is None or found.waits_for == "the check of the new configuration and code"
 

@@ -104,6 +104,6 @@ def test_moved_slot_leaves_other_slots_unchanged(moves: list[tuple[int, Address]
             if 0 <= near < SLOTS:
                 wanted.setdefault(near, found.master_for_slot(near))
     for slot, to in moves:
-        found, wanted[slot] = found.with_moved(slot, to), to
+        found, wanted[slot] = found.with_redirect(slot, to), to
     assert {slot: found.master_for_slot(slot) for slot in wanted} == wanted
     assert sum(last - first + 1 for first, last, _ in found.ranges) == SLOTS

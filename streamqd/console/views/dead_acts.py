@@ -374,7 +374,7 @@ def _start_job(
 
     total = dead_letters.total(store, topic)
     job = ConsoleJob(visit.person.name, title, topic, stated, total, replayed_since_unix_ms, rest)
-    return ActResult.of_job(visit.resources.backend.start_job(job, work))
+    return ActResult.for_job(visit.resources.backend.start_job(job, work))
 
 
 ACTS = (

@@ -112,7 +112,7 @@ def grow(visit: Visit) -> ActResult:
     job = ConsoleJob(visit.person.name, f"Grow to {to:,}", name)
     started = AuditNote([name], "topic grow", {"partitions": to})
     note = started if under_way is None else None
-    return ActResult.of_job(visit.resources.backend.start_job(job, work), note)
+    return ActResult.for_job(visit.resources.backend.start_job(job, work), note)
 
 
 # --- delete a topic -------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def delete_topic(visit: Visit) -> ActResult:
         return text if written else f"{text} {NOT_AUDITED}"
 
     job = ConsoleJob(visit.person.name, "Delete the topic", name)
-    return ActResult.of_job(visit.resources.backend.start_job(job, work))
+    return ActResult.for_job(visit.resources.backend.start_job(job, work))
 
 
 # --- reset a group --------------------------------------------------------------------------------

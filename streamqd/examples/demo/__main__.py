@@ -107,10 +107,10 @@ def _rows(tally: DemoTally) -> list[Row]:
     rows = []
     for group in GROUPS:
         parts = " / ".join(number(tally.handled[group, each]) for each in PARTITIONS)
-        dead = tally.of_group(tally.dead, group)
+        dead = tally.count_group(tally.dead, group)
         remark = f"handled, {dead} dead" if dead else "handled"
         remark += f" (by partition {parts})"
-        rows.append((group, tally.of_group(tally.handled, group), tally.lines, remark))
+        rows.append((group, tally.count_group(tally.handled, group), tally.lines, remark))
     return rows
 
 

@@ -25,7 +25,7 @@ def print_summary(tally: DemoTally, fed_seconds: float, all_seconds: float) -> b
         f"  {number(runs / all_seconds)} handler runs per second, each in its own transaction.\n"
     )
     groups = [
-        (group, tally.of_group(tally.handled, group), tally.of_group(tally.dead, group))
+        (group, tally.count_group(tally.handled, group), tally.count_group(tally.dead, group))
         for group in GROUPS
     ]
     print(table(("group", "handled", "dead-lettered"), groups), end="\n\n")

@@ -64,7 +64,7 @@ class DemoTally:
 
     # --- results ---
 
-    def of_group(self, counts: Counter[GroupPartition], group: str) -> int:
+    def count_group(self, counts: Counter[GroupPartition], group: str) -> int:
         """Return the sum of a group's counts over the partitions."""
         return sum(counts[group, partition] for partition in PARTITIONS)
 
@@ -92,7 +92,7 @@ class DemoTally:
                 for each in PARTITIONS
             )
             stored = sum(row[-1] for row in self.top(group))
-            once = stored == self.of_group(self.handled, group)
+            once = stored == self.count_group(self.handled, group)
             checks.append(
                 (whole, f"{group}: handled + dead-lettered = produced, in every partition")
             )

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamqd import config
 from streamqd.spark.pipelines import overviews
-from streamqd.spark.pipelines.report_queries import ROWS_MAX, ReportScope, bar_width, persisted
+from streamqd.spark.pipelines.report_queries import ROWS_MAX, ReportScope, bar_width, persist_frame
 
 MINUTE_MS = 60_000
 
@@ -56,7 +56,7 @@ def histories(
     sums of the counts and the 99th percentile of run times.
     """
     minutes = overviews.messages(spark, settings, scope.archive)
-    with persisted(scope.in_window(minutes, "minute")) as found:
+    with persist_frame(scope.in_window(minutes, "minute")) as found:
         return _histories(spark, found)
 
 

@@ -83,7 +83,10 @@ def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline)
     None. `width_ms` is the width of each bucket in the timeline. Raises InvalidRequestError if the
     schema is invalid.
     """
-    with persisted(_entries(rows)) as entries, persisted(_dead_letters(dead_letters)) as dead:
+    with (
+        persist_frame(_entries(rows)) as entries,
+        persist_frame(_dead_letters(dead_letters)) as dead,
+    ):
 
         def ask(query: str, **more: Any) -> list[dict[str, Any]]:
             found = rows.sparkSession.sql(query, entries=entries, dead_letters=dead, **more)
@@ -105,7 +108,7 @@ def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline)
 
 
 @contextlib.contextmanager
-def persisted(frame: DataFrame) -> Iterator[DataFrame]:
+def persist_frame(frame: DataFrame) -> Iterator[DataFrame]:
     """Keep a DataFrame in memory or on disk during a block, so that Spark computes it only once."""
     cached = frame.persist()
     try:
