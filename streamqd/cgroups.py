@@ -11,7 +11,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 class GroupKillRisk(NamedTuple):
-    """What happens to a daemon if the kernel kills its control group as a whole, and the remedy."""
+    """The effect on a daemon if the kernel kills its control group as a whole, and the remedy."""
 
     text: str
     fix: str
@@ -51,7 +51,7 @@ def find_oom_group(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None
 
 
 def group_kill_risk(group: Path | str) -> GroupKillRisk:
-    """Return what happens if the kernel kills this group as a whole, and the remedy."""
+    """Return the effect if the kernel kills this group as a whole, and the remedy."""
     return GroupKillRisk(
         f"when memory is short the kernel kills all processes of {group} together"
         " (memory.oom.group): one worker that uses too much takes down the supervisor, every"

@@ -1,6 +1,6 @@
 """The exceptions of streamqd.
 
-The docstring of an exception says what happened and what to do, and the message of an instance adds
+The docstring of an exception describes the problem and the remedy, and an instance's message adds
 the details. This module does not import the rest of the package.
 """
 

@@ -344,8 +344,8 @@ def find_live_member(state: FleetState, instance: str) -> MemberView:
 def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> WrittenDirective:
     """Make an instance hand over everything that it owns, and keep it from owning anything.
 
-    Other instances take over what they have consumers for. Raises RequestRefusedError if the
-    instance is not live.
+    Other instances take over those assignments for which they have a consumer. Raises
+    RequestRefusedError if the instance is not live.
     """
     state = published.fleet_state(fleet)
     seen = find_live_member(state, instance)

@@ -78,12 +78,12 @@ def read_senders(
 
 
 def advice(view: OutboxView) -> str:
-    """Return, as a clause, what to do about a blocked relay."""
+    """Return the remedy for a blocked relay, as a clause."""
     return _ADVICE.get(view.cause, _FALLBACK).format(outbox=view.name, topic=view.topic)
 
 
 def start(view: OutboxView, configured: Collection[str]) -> str:
-    """Return, as a clause, what to do about an outbox without a relay."""
+    """Return the remedy for an outbox without a relay, as a clause."""
     if view.name not in configured:
         return "run `streamqd outbox run` with the --database and --table of its last relay"
     return (

@@ -39,8 +39,8 @@ IN_WORDS = {
 class OwnerPeriod:
     """One period in which an instance owned an assignment.
 
-    `epoch` is the epoch with which the instance acquired it. Times are on the Redis clock. `end`
-    says how the period ended. It is '' for the current owner, and otherwise handed-over,
+    `epoch` is the epoch with which the instance acquired it. Times are on the Redis clock. `end` is
+    the reason for the end of the period. It is '' for the current owner, and otherwise handed-over,
     instance-stopped, crash-loop, internal-error, unstartable, unkillable, released, lost, reset or
     unknown. It is unknown if an older version changed the owner without recording this.
 

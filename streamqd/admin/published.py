@@ -58,7 +58,7 @@ class FleetState:
 
     @cached_property
     def live(self) -> dict[str, MemberView]:
-        """The instances that do not count as lost."""
+        """The instances whose last heartbeat is at most `stale` seconds old."""
         return {
             heartbeat.instance: members.to_member_view(heartbeat)
             for heartbeat in self.heartbeats

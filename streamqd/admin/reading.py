@@ -249,8 +249,7 @@ T = TypeVar("T")
 class Unreadable:
     """A value in Redis that is not valid for its key and field. `field` is '' for the whole key.
 
-    `found` is the value in printable form, or the server's error. `wanted` describes what a valid
-    value would be.
+    `found` is the value in printable form, or the server's error. `wanted` describes a valid value.
     """
 
     key: str

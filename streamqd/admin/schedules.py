@@ -821,8 +821,7 @@ def _may_resume(store: Store, found: _SeenSchedule) -> bool:
 def _may_remove(store: Store, found: _SeenSchedule) -> bool:
     """Return True. If an instance still declares the schedule, raise RequestRefusedError instead.
 
-    The schedule may not be removed in that case, because the instance would add it again within 10
-    s.
+    If the schedule were removed, that instance would add it again within 10 s.
     """
     kept, now = found.kept, server_unix_ms(store.connection)
     if kept is not None and kept.origin == FILE:

@@ -42,7 +42,7 @@ _OF_PARTITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class DeletionExtent:
-    """What a deletion would remove. `owned` lists the owned assignments, each with its owner.
+    """The extent of a deletion. `owned` lists the owned assignments, each with its owner.
 
     `partly_deleted` is True if an earlier deletion was interrupted.
     """
@@ -66,7 +66,7 @@ class Deleted:
 
 
 def measure_extent(store: Store, topic: str) -> DeletionExtent:
-    """Return what a deletion would remove, without deleting anything. Raises TopicNotFoundError."""
+    """Return the extent of a deletion without deleting anything. Raises TopicNotFoundError."""
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
     names = sorted({*admin.groups(store, topic, range(count)), *topics.known_groups(store, topic)})

@@ -209,7 +209,7 @@ def _parse_settings(topic: str, text: str) -> dict[str, Any]:
 
 
 def _merge_settings(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
-    """Return the settings to store, including stored ones that only a later version knows."""
+    """Return the settings to store, including stored ones that only a later version supports."""
     new = config.registered_settings(topic)
     bounds = before.get("retention")
     later = {

@@ -86,7 +86,7 @@ class Receipt(Future[Uid]):
                 " wait for it in that process"
             )
 
-    if not TYPE_CHECKING:  # type checkers know the attributes of Future
+    if not TYPE_CHECKING:  # type checkers see the attributes of Future
 
         def __getattr__(self, name: str) -> Any:
             """Create the parts of the future when one of its attributes is first used."""

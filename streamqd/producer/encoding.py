@@ -259,8 +259,7 @@ def _utf8(what: str, text: str) -> bytes:
 def _expiry(expires: float | timedelta | datetime) -> tuple[bytes, bytes]:
     """Return the name and the value of the expiry field.
 
-    A duration is stored as it is. Only Redis knows when it starts, because it starts at the
-    delivery.
+    A duration is not converted to a time, because it starts at the delivery, on Redis's clock.
     """
     if isinstance(expires, datetime):
         return b"expiresAt", b"%d" % _unix_ms("expires", expires)

@@ -33,7 +33,7 @@ class OptionParser:
     """Parses the options of one read or write, and collects their problems.
 
     An option whose name is not in `known` is reported as a problem. `elsewhere` maps the names (in
-    lower case) of options that other connectors have to advice on what to do here, which becomes
+    lower case) of options that other connectors have to advice on the alternative, which becomes
     part of the report.
     """
 

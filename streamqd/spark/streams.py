@@ -277,7 +277,7 @@ class Catalog:
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
-        """Return the facts about the streams of these partitions."""
+        """Return the current state of the streams of these partitions."""
         return persist(self._options.connection, lambda link: self._ask_facts(link, places))
 
     def _ask_facts(

@@ -27,7 +27,7 @@ def next_ticks(
 
     Pass a handler with `@schedule`, the options of a schedule, or both. If the handler has several
     schedules, also pass the `name` of one of them. Options override those of `@schedule`. If the
-    schedule has fewer ticks, the list is shorter. Ticks do not include jitter, just like the header
+    schedule has fewer ticks, the list is shorter. Ticks do not include jitter, like the header
     `x-scheduled-for`. Raises ValueError if `start` has no time zone, and ConfigError if the
     schedule is invalid.
     """

@@ -254,7 +254,7 @@ class UnreadableValue:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What this host provides for a daemon with this configuration. None means unknown."""
+    """The resources of this host for a daemon with this configuration. None means unknown."""
 
     state_dir: Path
     state_dir_problem: str = ""

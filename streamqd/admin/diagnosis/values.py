@@ -209,8 +209,8 @@ _RULES = (
         " makes it due now",
         _due_of_place,
     ),
-    # The function that reads the earliest due time does not know the member, so it reports the
-    # field as `a due time`.
+    # The function that reads the earliest due time does not get the member, so it reports the field
+    # as `a due time`.
     ValueRule(
         "retry",
         "(?!a due time$).+",

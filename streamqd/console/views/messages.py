@@ -137,7 +137,7 @@ def _message_value(row: TailedEntry, name: str) -> str | None:
 def show_tail(visit: Visit) -> Context:
     """Return the newest messages of a topic or partition.
 
-    The live page adds newer ones by itself.
+    The live page adds newer ones automatically.
     """
     topic, partition = visit.path["topic"], visit.optional_number("partition", most=PARTITION_MAX)
 

@@ -160,7 +160,7 @@ def _strings(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     if _kinds(values) <= {str}:
         return Converted(pa.array(values, kind), set(), set())
     # An integer 0 is undecided, because it may have been written as -0. Floats, arrays and objects
-    # are undecided, because only Spark knows how it writes them as strings.
+    # are undecided, because only Spark can convert them to its own strings.
     undecided = {
         at for at, value in _find_other_types(values, str, bool).items() if not _is_plain(value)
     }

@@ -216,8 +216,8 @@ def _day(value: Column, kind: DataType) -> Column:
 
     if kind.typeName() == "date":
         return f.unix_date(value)
-    # Times before the first valid day are replaced by one day before it, which is rejected just the
-    # same. Otherwise, the subtraction would overflow for times near the smallest bigint.
+    # Times before the first valid day are replaced by one day before it, which is rejected as well.
+    # Otherwise, the subtraction would overflow for times near the smallest bigint.
     us, floor = f.unix_micros(value), f.lit((FIRST_DAY - 1) * DAY_US)
     us = f.when(us < floor, floor).otherwise(us)
     return ((us - f.pmod(us, f.lit(DAY_US))) / DAY_US).cast("int")

@@ -1,7 +1,7 @@
 """Show the progress of a run. Tasks count their rows in Redis, because Spark does not report them.
 
-The progress is approximate, because a repeated task counts its rows again, but what is shown never
-exceeds the total.
+The progress is approximate, because a repeated task counts its rows again, but the shown progress
+never exceeds the total.
 """
 
 from __future__ import annotations

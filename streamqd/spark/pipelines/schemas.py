@@ -58,9 +58,9 @@ def misaligns_columns(kind: DataType) -> bool:
 def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
     """Parse the schema of JSON payloads, such as `id long, amount decimal(10,2)`.
 
-    Each string in `times` names a column, followed by the unit or the pattern of its times. Raises
-    InvalidRequestError if the schema is not valid, and RequestRefusedError for a type that Spark
-    does not read correctly.
+    Each string in `times` consists of a column's name and the unit or the pattern of its times.
+    Raises InvalidRequestError if the schema is not valid, and RequestRefusedError for a type that
+    Spark does not read correctly.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException

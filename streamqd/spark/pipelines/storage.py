@@ -494,7 +494,7 @@ class ArchiveTable:
         """Ignore an error in the block if the table contains the commit anyway.
 
         This can happen in an object store: if a reply is lost, the client sends the commit again,
-        and is then told that this version already exists.
+        and then finds that this version already exists.
         """
         try:
             yield
