@@ -17,8 +17,8 @@ class StreamqdError(Exception):
 class ConfigError(StreamqdError):
     """The configuration cannot be used. `problems` lists all problems, not only the first.
 
-    `salvaged` contains the settings that could be read and defaults for the rest. It is None if no
-    setting could be read.
+    `salvaged` contains the settings that could be read, and defaults for all others. It is None if
+    no setting could be read.
     """
 
     def __init__(self, problems: list[str]) -> None:

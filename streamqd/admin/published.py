@@ -142,7 +142,7 @@ def _summaries(reader: ViewReader, keys: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def parse_summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
-    """Parse a summary. An invalid number in it counts as missing."""
+    """Parse a summary. An invalid number in it is treated as missing."""
     found = reader.read(untrusted.json_object, raw, key, default={}) or {}
     for name in _WHOLE:
         if found.get(name) is not None and read_integer(found[name]) is None:

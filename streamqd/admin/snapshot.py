@@ -74,7 +74,7 @@ class FleetSnapshot:
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     #: The number of unowned assignments that were not measured.
     unseen: int = 0
-    #: Invalid values in Redis, which count as missing.
+    #: Invalid values in Redis, which are treated as missing.
     unreadable: Sequence[Unreadable] = ()
 
     @property

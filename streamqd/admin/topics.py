@@ -387,7 +387,7 @@ def groups_on(
 def read_figures(
     reader: ViewReader, counts: Mapping[str, int]
 ) -> dict[tuple[str, int], statistics.PartitionFigures]:
-    """Return the figures of each partition. They are zero if the partition cannot be measured."""
+    """Measure each partition. The figures are zero if it cannot be measured."""
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
     calls = [statistics.measure_partition(reader.keys, *place) for place in places]
     return {

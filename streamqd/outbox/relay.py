@@ -132,7 +132,7 @@ class _Superseded(Exception):  # noqa: N818 - the end of an epoch is not an erro
 
 
 class _Hold(NamedTuple):
-    """A pause, until a monotonic time, for rows of one partition or topic that cannot be sent."""
+    """The rows for one partition or topic pause until a monotonic time because of an obstacle."""
 
     until: float
     obstacle: _Obstacle

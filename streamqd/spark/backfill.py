@@ -256,7 +256,10 @@ def _rows_between(file: WrittenFile, after: Id, upto: Id) -> int:
 
 
 def _clip_limit(ms: int) -> int:
-    """Return the highest time that this value, which may be clipped, can stand for."""
+    """Return the highest time that this value of a column can represent.
+
+    A column stores all times above LONG_MAX as LONG_MAX.
+    """
     return PART_MAX if ms >= LONG_MAX else ms
 
 

@@ -169,7 +169,7 @@ ARCHIVE = Bound("archive")  # the start of an archive
 def resolve(
     bound: Bound, facts: StreamFacts, group_at: Id | None = None, *, archived: bool = False
 ) -> Position:
-    """Return the position in a stream that a bound stands for.
+    """Return the position in a stream to which a bound refers.
 
     If the bound is a group, `group_at` is the group's position. Set `archived` if an archive may
     contain entries that were removed from the stream.
@@ -350,8 +350,8 @@ def shares(
         return {place: waiting[place] for place in hungry}
     if most <= len(hungry):
         return dict.fromkeys(hungry[:most], 1)
-    # Each partition gets one entry, plus a share of the rest in proportion to its other entries.
-    # The entries that are left over after rounding go to the partitions with the largest
+    # Each partition gets one entry, plus a share of the remaining limit in proportion to its other
+    # entries. The entries that are left over after rounding go to the partitions with the largest
     # remainders.
     rest, left = most - len(hungry), total - len(hungry)
     given = {place: 1 + rest * (waiting[place] - 1) // left for place in hungry}

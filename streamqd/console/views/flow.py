@@ -170,7 +170,10 @@ _SourceText = tuple[str, str, str, str, Mapping[str, str]]
 
 
 def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
-    """Return each source's text, figure, level and link. All schedules of a topic share one box."""
+    """Return the two lines of each source's box, its level and its link.
+
+    All schedules of a topic share one box.
+    """
     found: list[_SourceText] = []
     schedules = [each for each in topic.sources if each.kind == SCHEDULE]
     others = [each for each in topic.sources if each.kind != SCHEDULE]
@@ -194,7 +197,7 @@ def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
 
 
 def _group_boxes(topic: FlowTopic) -> list[tuple[GroupNow, str]]:
-    """Return each group with the figure in its box."""
+    """Return each group with the second line of its box: its rate and its unread messages."""
     found = []
     for each in topic.groups:
         unread = f"{_format_unread(each)} unread" if each.lag != 0 else ""

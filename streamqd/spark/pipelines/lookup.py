@@ -54,7 +54,8 @@ def find_entry(
 
 
 def _contains(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
-    # The columns hold at most 63 bits of each half, so the ID is clipped in the same way.
+    # The columns hold at most 63 bits of each half of an ID, and the largest 63-bit number for
+    # anything higher. The wanted ID is therefore limited in the same way.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
     return bool(_count(table, file, (ms == _MS) & (seq == _SEQ)))
 

@@ -82,7 +82,7 @@ class Prover:
         return frozenset((name, column) for column, name in found.items())
 
     def _dates(self, columns: dict[str, pa.Array], dates: pa.Array) -> pa.Array:
-        """Return the date under which each row is stored if it fits the schema."""
+        """Return, for each row, the date under which it is stored if it fits the schema."""
         if not self._event_time:
             return dates
         found = to_days(self._kind[self._event_time].dataType, columns[self._event_time])
