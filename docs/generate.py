@@ -182,8 +182,8 @@ In each instance, the housekeeper process serves these HTTP endpoints at the add
 | `/` | A short page with the state of this instance and links to these paths. |
 
 The three health endpoints, `/livez`, `/startupz` and `/readyz`, return 200 or 503, with the reasons
-as JSON. `/readyz` also returns 200 for an instance that `streamqd drain` has drained, because such
-an instance is on standby.
+as JSON. `/readyz` stays ready for an instance that `streamqd drain` has drained, because such an
+instance is on standby.
 
 The `streamqd_instance` label contains the name of the instance. Most metrics without this label
 describe data in Redis. Every instance that reads the data reports the same value, so aggregate

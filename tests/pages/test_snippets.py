@@ -85,7 +85,7 @@ def report(found: Iterable[str]) -> None:
 def test_pages_agree_about_a_drained_instance() -> None:
     """All pages say that a drained instance is ready, as a test of `test_steering.py` checks."""
     told = [
-        f"{name(page)}: {paragraph}"
+        f"{name(page)}: {' '.join(paragraph.split())}"
         for page in [*PAGES, ROOT / "docs/reference/metrics.md"]
         for paragraph in re.split(r"\n\n|\n(?=[|-] )", page.read_text())
         if "/readyz" in paragraph and "drain" in paragraph
