@@ -71,7 +71,7 @@ class FleetState:
         return {heartbeat.instance: heartbeat.info for heartbeat in self.heartbeats}
 
     def eligible_members(self) -> list[MemberView]:
-        """Return the members that may own assignments."""
+        """Return the live members that may own assignments: neither leaving nor drained."""
         return [
             seen
             for name, seen in self.live.items()

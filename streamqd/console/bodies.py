@@ -80,7 +80,7 @@ class BodyReader:
         return text if self.bodies == "show" or not text else MASK
 
     def body(self, payload: bytes) -> ShownBody:
-        """Return a payload for the page of its message."""
+        """Return a payload in the form that the page of its message shows."""
         size = len(payload)
         if self.bodies == "hidden":
             return ShownBody("hidden", "", size, size, whole=False)

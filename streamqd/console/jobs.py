@@ -72,7 +72,7 @@ class ConsoleJob:
         self.examined += count
 
     def stop(self) -> bool:
-        """Return True if the job should stop."""
+        """Return True if the job must end early: a person stopped it, or the console is closing."""
         return self.stopping.is_set()
 
 

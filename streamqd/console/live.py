@@ -67,11 +67,11 @@ class Hub:
 
     @property
     def pages(self) -> int:
-        """The number of open streams."""
+        """The number of open pages that are listening."""
         return len(self._streams)
 
     def close(self) -> None:
-        """End all streams."""
+        """Close the streams of all open pages."""
         self._closed = True
         for each in self._streams:
             each.ready.set()

@@ -61,7 +61,7 @@ class Chunk:
     is_blocked: bool = False  # True if all waiting messages must wait for earlier chunks
 
     def subset(self, numbers: Sequence[int]) -> Chunk:
-        """Return a chunk that contains only these messages."""
+        """Return a chunk with only these messages, given by their numbers in this chunk."""
         if len(numbers) == len(self.envelopes):
             return self
         envelopes = [self.envelopes[at] for at in numbers]

@@ -37,7 +37,7 @@ class PushedFilters:
         return all(place[at] in values for at, values in self._allowed)
 
     def spans(self, spans: Iterable[Span]) -> list[Span]:
-        """Return the parts of the spans that can pass the filters."""
+        """Return the parts of the spans whose entries can pass the filters."""
         kept = [each for each in spans if self.may_match(each.place)]
         return offsets.narrow(kept, self.low, self.high)
 

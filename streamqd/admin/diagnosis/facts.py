@@ -318,7 +318,7 @@ class DiagnosisFacts:
 
     @cached_property
     def live_heartbeats(self) -> Sequence[Heartbeat]:
-        """The members that send heartbeats."""
+        """The last heartbeats of the live members."""
         state = self.fleet.state
         return [heartbeat for heartbeat in state.heartbeats if heartbeat.instance in state.live]
 

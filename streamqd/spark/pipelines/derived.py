@@ -20,7 +20,7 @@ KEY, HEADERS, RESCUED = "entry_key", "entry_headers", "_rescued"
 
 
 def extra_columns(names: Sequence[str]) -> pa.Schema:
-    """Return the additional columns that have these names."""
+    """Return the columns with these names that the configuration can add to the parsed table."""
     import pyarrow as pa
 
     headers = rows.arrow_schema([rows.HEADERS]).types[0]

@@ -322,7 +322,7 @@ class ArchiveTable:
 
     @property
     def version(self) -> int:
-        """The opened version of the table."""
+        """The version of the table that this object has opened or written last."""
         return self.delta.version()
 
     def files(self, partition: int | None = None) -> list[WrittenFile]:
