@@ -22,9 +22,10 @@ def memory_file(
 ) -> Path | None:
     """Return a file of the group that counts a process's memory, or None if it is not found.
 
-    `membership` is a file such as /proc/self/cgroup. In version 1 of control groups, each resource
-    has its own groups, and the file has the name `older`, or '' if there is no such file. In a
-    container, the group's path may start above the directories that are visible there.
+    `membership` is the file that lists the process's groups, such as /proc/self/cgroup. `older` is
+    the name of the wanted file in version 1 of control groups, or '' if version 1 does not have it.
+    In a container, the group's path may start above the visible directories, so the search also
+    tries the path without its first parts.
     """
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
@@ -41,7 +42,7 @@ def memory_file(
 
 
 def find_oom_group(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
-    """Return the outermost group of a process that the kernel kills as a whole, or None."""
+    """Return the outermost of a process's groups that the kernel kills as a whole, or None."""
     own = memory_file(membership, "memory.oom.group", root=root)
     if own is None:
         return None

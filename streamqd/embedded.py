@@ -1,13 +1,13 @@
 """The embedded server: a Redis or Valkey server that runs as a child of the supervisor.
 
 `start` acquires the locks of the data directory, writes the configuration and starts the process.
-`wait_ready` or `ready` shows when it answers. In every tick, the supervisor then checks `running`,
-and calls `start` again if it is False. It calls `stop` after all its other processes have exited.
-The server listens only on a Unix socket. It runs in its own session, so a terminal's Ctrl-C does
-not reach it.
+After that, the supervisor checks `running` in every tick, and calls `start` again when the server
+has exited. It calls `stop` after all its other processes have exited. The server listens only on a
+unix socket. It runs in its own session, so that a terminal's Ctrl-C does not reach it.
 
-If the supervisor is killed, the kernel sends SIGTERM to the server. The server process holds a
-lock, and the next start waits until this lock is released.
+If the supervisor is killed, the kernel sends SIGTERM to the server. While the server is exiting, it
+still holds a lock, so that the next supervisor waits before it starts another server on the same
+data.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class EmbeddedServer:
     def running(self) -> bool:
         """True while the process is running. Never blocks.
 
-        If the process has exited, this also collects it, so that no zombie remains.
+        Reading this property also reaps the process once it has exited.
         """
         return self._process is not None and self._process.poll() is None
 
@@ -148,12 +148,11 @@ class EmbeddedServer:
         return "; ".join([how, *lines[-4:]])
 
     def start(self, *, patience: float = 30.0) -> None:
-        """Start the process, unless it is already running.
+        """Start the process unless it is already running, without waiting until it answers.
 
-        It may take a while until the server answers and `ready` returns True. If the server of a
-        killed predecessor is still running, this waits up to `patience` seconds until it has
-        exited. Raises ConfigError if there is no server program or the directory cannot be used,
-        and AlreadyRunningError if another daemon is using the directory. Raises
+        If the server of a killed supervisor is still running, first wait up to `patience` seconds
+        for it to exit. Raises ConfigError if there is no server program or the directory cannot be
+        used, and AlreadyRunningError if another daemon is using the directory. Raises
         RedisUnavailableError if the operating system refuses the start, for example because the
         disk is full.
         """
@@ -178,7 +177,7 @@ class EmbeddedServer:
             raise
 
     def ready(self) -> bool:
-        """Return True if the server answers. It must first load its data."""
+        """Return True if the server answers, which it does once it has loaded its data."""
         link = connect(self.settings, timeout=1.0, name="streamqd:embedded")
         try:
             return bool(link.execute("PING") == b"PONG")
@@ -206,10 +205,10 @@ class EmbeddedServer:
             time.sleep(_POLL_SECONDS)
 
     def stop(self, timeout: float) -> bool:
-        """Stop the process, which first writes everything to disk.
+        """Stop the process, which writes its data to disk before it exits.
 
-        After `timeout` seconds, the process is killed, and this returns False. Even then, no data
-        is lost that was already passed to the kernel.
+        If it is still running after `timeout` seconds, kill it and return False. Even then, data
+        that the server has already passed to the kernel is not lost.
         """
         process = self._process
         ended = True

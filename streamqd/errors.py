@@ -58,9 +58,9 @@ class OutcomeUnknownError(RedisUnavailableError):
 
 
 class RefusalKind(Enum):
-    """The kinds of error replies, by their first word.
+    """The kinds of error replies. The value of a kind lists the first words of its errors.
 
-    Most callers test the kind and not the word.
+    Most callers test the kind instead of the word, because different words may mean the same.
     """
 
     NOT_READY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
@@ -209,8 +209,10 @@ class SparkError(StreamqdError):
 
 
 class StartupError(StreamqdError):
-    """The daemon cannot start. `code` is the exit code. `problems` contains one sentence for each
-    problem."""
+    """The daemon cannot start.
+
+    `code` is the exit code, and `problems` contains one sentence for each problem.
+    """
 
     def __init__(self, code: int, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

@@ -21,9 +21,9 @@ BYTES = ROWS * _ROW.size
 
 
 class Failure(NamedTuple):
-    """One kind of failure, its number since the slot got its assignment, and the time of the last.
+    """A kind of failure, with the number of such failures and the time of the last one.
 
-    `last_ns` is on the `now_ns` clock.
+    `times` counts since the slot was given to its assignment. `last_ns` is on the `now_ns` clock.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Failure(NamedTuple):
 class RecentFailures:
     """A table with room for 12 kinds of failure.
 
-    A new kind replaces the kind that has not occurred for the longest time.
+    When the table is full, a new kind replaces the one that has not occurred for the longest time.
     """
 
     def __init__(self, view: memoryview) -> None:

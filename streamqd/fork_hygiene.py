@@ -1,8 +1,8 @@
-"""Control what a forked child inherits: the supervisor's memory pages, and the environment.
+"""Prepares the memory and the environment that forked children inherit from the supervisor.
 
-Parent and child share a page of memory until one of them writes to it. In Python, even reading an
-object writes to its page, because the page contains the reference count. How much memory a child
-uses therefore depends on how its parent was prepared before the fork.
+Parent and child share a memory page until either of them writes to it. In Python, even reading an
+object writes to its page, because the reference count is stored there. Good preparation before the
+fork therefore reduces the memory that each child uses.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _at_freeze: dict[str, str | None] | None = None
 def freeze() -> None:
     """Exclude all objects from garbage collection before forking, so that pages stay shared.
 
-    The collector is also made to run less often, unless the program has changed its threshold. The
-    environment for children is computed now, so later changes have no effect.
+    If the collector's threshold is still Python's default, it is also raised, so that the collector
+    runs less often on new objects. The changes that `limit_environment` makes to the environment
+    are computed here, so it ignores variables that are set later.
 
-    Garbage is frozen as well. If it were collected first, it would leave gaps between the shared
-    objects. Each child would put its own objects into these gaps, and so copy the pages.
+    Garbage is not collected first, but frozen too. Otherwise, it would leave gaps between the
+    shared objects, and each child would copy pages by putting its own objects into these gaps.
     """
     global _at_freeze
     _at_freeze = _environment_changes()
@@ -53,7 +54,7 @@ def before_fork() -> None:
 
 
 def limit_environment() -> None:
-    """Remove the supervisor's own variables from the environment.
+    """Remove passwords and the supervisor's own variables from the environment.
 
     Call this in a child before it runs any user code.
     """

@@ -1,8 +1,9 @@
 """The reason why a running worker is not starting a message, in shared memory.
 
-The reasons are stored in words of an assignment's slot in the scoreboard, which only the
-assignment's worker writes. Such a wait is not caused by a message, so no crash is counted against a
-message because of it, and it does not count towards the time limits of a run.
+The reason is stored in words (integers) of the assignment's slot in the scoreboard, to which only
+the assignment's worker writes. Other processes can see from it that the worker is waiting on
+purpose. Such a wait does not count toward the time limits of a run, and no crash is counted against
+a message because of it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import NamedTuple
 
 _KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(6)
 
-# Words with the state of the guards, from which the next worker continues. Each of them is an
-# integer that is not negative.
+# Words in which the guards, such as the circuit breaker, store their state, so that the next worker
+# can continue from it. Each is an integer, 0 or greater.
 CIRCUIT, FLOOD, SETTLED_SO_FAR = range(6, 10), range(10, 13), range(13, 14)
 
 
@@ -58,9 +59,9 @@ class Waiting(NamedTuple):
 
 
 class IdleReason:
-    """The words of one assignment.
+    """The words in which one assignment's worker records its waits.
 
-    Each new worker calls `reset`, which keeps the counts.
+    When a worker starts, it calls `reset`, which keeps the counts of earlier workers.
     """
 
     def __init__(self, words: memoryview[int]) -> None:

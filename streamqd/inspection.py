@@ -18,12 +18,11 @@ def ask_servers(
     interrupted: Callable[[], bool] = lambda: False,
     waits: Callable[[Exception], None] = lambda _error: None,
 ) -> list[ServerFacts]:
-    """Return the facts about each master.
+    """Return the properties of each master.
 
-    If some are still starting, wait up to `patience` seconds.
-
-    If the first attempt fails and there is time for another one, `waits` is called once, with the
-    error. Raises RedisUnavailableError.
+    While a server is unavailable or starting, try again for up to `patience` seconds, or until
+    `interrupted` returns True. Before the first new attempt, `waits` is called with the error.
+    Raises RedisUnavailableError if the last attempt fails too, or if a server rejects the commands.
     """
     deadline, waiting = time.monotonic() + patience, False
     while True:

@@ -1,7 +1,7 @@
-"""Isolation: an unexpected error for one subject, such as an assignment, affects no other subject.
+"""Isolate subjects, such as assignments, so that an error for one of them affects no other.
 
-A loop over many subjects calls an `Isolate` for each of them. The supervisor and the housekeeper
-have different ones.
+In a loop over many subjects, the caller runs its function for each of them through an `Isolate`,
+which catches unexpected errors. The supervisor and the housekeeper each have their own `Isolate`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The position of a worker's long poll, in shared memory.
 
-A worker that waits for messages may receive nothing for seconds, so it does not notice that its
-connection is dead. It therefore records the IDs of the last entries that it has received. The
-housekeeper checks, over its own connection, whether there is a later entry that the worker should
-have received. The position is stored in words of the assignment's slot in the scoreboard. The
-housekeeper writes the last of these words, and the worker writes the others.
+While a worker waits for messages, it may receive nothing for seconds, so it cannot tell whether its
+connection is dead. It therefore records the last entries that it has received. The housekeeper uses
+its own connection to check if there is a later entry, which the worker should have received. The
+position is stored in words (integers) of the assignment's slot in the scoreboard. The housekeeper
+writes the last word, and the worker writes the others.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _WORD_MAX = (1 << 64) - 1
 
 
 class Poll(NamedTuple):
-    """One long poll: its start (`now_ns` clock, unique) and the last entry IDs received before.
+    """One long poll, in which a worker waits for entries after the IDs `retry` and `main`.
 
-    `retry` is the ID from the retry stream, and `main` the one from the partition.
+    `since_ns` is its start (`now_ns` clock), which identifies it among those of the assignment.
     """
 
     since_ns: int

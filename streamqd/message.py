@@ -301,8 +301,8 @@ def restore_message(
 ) -> Message:
     """Return a copy of a message as it was before the handler ran.
 
-    A handler may assign to any attribute, so the values from before the run are needed to settle
-    the message.
+    A handler may assign to any attribute of its message, so the worker settles this copy instead.
+    `noted` is the result of `export_notes` from before the run.
     """
     own = Message.__new__(Message)  # as in `messages_of_read`
     own._delivery = message._delivery  # noqa: SLF001 - it is our own class

@@ -80,9 +80,10 @@ def duplicate_uid(uid: str) -> Uid:
 
 
 class Assignment(NamedTuple):
-    """One partition of a topic, or its dead letters, for one group. Instances own assignments.
+    """The smallest piece of work that an instance can own, which is one partition for one group.
 
-    For dead letters, `group` is the configured name followed by `@dlq`.
+    The group reads either the partition's messages or its dead letters. For dead letters, `group`
+    is the configured name followed by `@dlq`.
     """
 
     topic: str
@@ -104,8 +105,9 @@ class Assignment(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right to settle an assignment's messages. It is valid while the fence contains `token`.
+    """The right to settle an assignment's messages, valid while the fence contains `token`.
 
+    The fence is a Redis key of the assignment, which is checked with every write of an owner.
     `epoch` increases with each change of owner. It is 0 where it is not needed.
     """
 

@@ -37,7 +37,7 @@ class Notifier:
         return self._send("READY=1", *_status(status))
 
     def status(self, text: str) -> bool:
-        """Show one line in `systemctl status`."""
+        """Set the line that `systemctl status` shows."""
         return self._send(*_status(text))
 
     def stopping(self, status: str = "") -> bool:

@@ -83,9 +83,9 @@ def local_folder(named: str | Path) -> Path:
 def join_parts(root: Path, *parts: str | PurePosixPath) -> Path:
     """Return `root` joined with the parts. The path does not need to exist.
 
-    Raises RequestRefusedError if the result is not below `root`, which is the case for an absolute
-    part, `..`, no parts, or a NUL byte. Also raises it for a symbolic link at any level below
-    `root`, even if its target is inside `root`. `root` itself may be or contain a link.
+    Raises RequestRefusedError if the result would not be below `root`: if a part is absolute or
+    contains `..` or a NUL byte, or if there are no parts. Also raises it if there is a symbolic
+    link at any level below `root`, whatever its target is. `root` itself may be or contain a link.
     """
     # PurePosixPath drops `.` and empty parts. If a part is absolute, it drops all parts before it.
     joined = PurePosixPath(*parts)

@@ -1,8 +1,8 @@
-"""Processes and signals: fork, reap, parent death, titles. Independent of Redis and messages.
+"""Forks and reaps child processes, and handles their signals, titles and the parent's death.
 
-The supervisor forks from its only thread. In the child, therefore, no lock can be held by a thread
-that does not exist there. PDEATHSIG also works, because the kernel sends it when the thread that
-forked exits.
+This module does not depend on Redis or messages. The supervisor forks from its only thread. In the
+child, therefore, no lock can be held by a thread that does not exist there. PDEATHSIG also works,
+because the kernel sends it when the thread that forked exits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _tgkill = getattr(_libc, "tgkill", None)  # needs glibc 2.30 or later
 
 
-# The thread that receives the first signal writes its own stack, even in the middle of C code. All
+# A thread that receives the first signal writes its own stack, even in the middle of C code. All
 # other processes and programs ignore this signal. After the second signal, the main thread writes
 # the stacks of all threads between two bytecodes. A single signal for both, chained by
 # faulthandler, would nest without limit: a burst of about ten such signals overflowed the signal
@@ -86,7 +86,8 @@ class Child:
     def send(self, message: bytes) -> None:
         """Send a control message. Never raises.
 
-        If the child cannot receive the message, the supervisor notices this later.
+        If the child cannot receive it, the message is lost. `drain` notices if the child has closed
+        its end of the socket.
         """
         with contextlib.suppress(OSError):
             self.control.send(message, socket.MSG_DONTWAIT)
@@ -170,9 +171,9 @@ class Child:
         return Exit(result.si_status, None) if exited else Exit(None, result.si_status)
 
     def poll_stack(self) -> str:
-        """Return the new stacks once they have not grown since the last call.
+        """Return the new stacks, or '' if there are none or the child is still writing them.
 
-        Until then, return ''.
+        They count as complete if they have not grown since the previous call.
         """
         before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
         # If the stacks are still growing, they are incomplete and left for the next call.
@@ -233,7 +234,7 @@ def spawn(
     descriptors that stay open, in addition to the standard ones and the control socket. If the
     parent dies, the child calls `on_parent_death` and exits. If `on_parent_death` is None, the
     kernel kills the child instead. Raises RuntimeError if the parent has more than one thread, and
-    OSError if the fork fails.
+    OSError if the operating system cannot create the child.
     """
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
@@ -390,9 +391,9 @@ def _tolerate_closed_output() -> None:
 def _write_stacks_to(descriptor: int) -> None:
     """Write stacks to a file after a crash, and when the signals of `Child.ask_stacks` arrive.
 
-    Reading the stack of a running thread could crash the process. The signal handler in C therefore
-    reads only the stack of its own thread. The handler in Python runs while the main thread holds
-    the interpreter, so no other thread is running then.
+    It is not safe to read the stack of a thread that is running, so the handler in C, which can run
+    at any time, reads only the stack of its own thread. The handler in Python can read all stacks:
+    it runs while the main thread holds the interpreter, so no other thread is running then.
     """
 
     def show_all(_number: int, _frame: object) -> None:
@@ -507,9 +508,10 @@ def set_title(title: str) -> None:
 
 
 class SignalQueue:
-    """A queue of signals. Each signal writes its number to a pipe, from which it is read later.
+    """A queue of received signals, which the process takes when it is ready to handle them.
 
-    The Python handlers of these signals do nothing.
+    Python writes the number of each signal to a pipe, from which the queue reads it. The signal
+    handlers themselves do nothing.
     """
 
     def __init__(self) -> None:
@@ -563,7 +565,7 @@ def _ignore_signal(_number: int, _frame: object) -> None:
 
 
 def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
-    """Wait up to `seconds` until a descriptor is readable, and return all that are."""
+    """Wait up to `seconds` for a file descriptor to become readable. Return all that are."""
     wanted = list(descriptors)
     try:
         return _wait_readable(wanted, seconds)

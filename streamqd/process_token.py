@@ -24,7 +24,10 @@ def describe_holder(token: str) -> str:
 
 
 def is_gone(token: str) -> bool:
-    """Return True if the process in a token has exited. For another host, always return False."""
+    """Return True if the process that created a token has exited.
+
+    For a process of another host, PID namespace or boot, the result is always False.
+    """
     parts = token.split("|")
     if len(parts) != 5 or parts[:2] != [socket.gethostname(), _space()]:
         return False

@@ -40,10 +40,10 @@ def ensure_topics(
     """Register topics and create missing groups. Return the partition counts. May be repeated.
 
     A new group starts at its consumer's `start` setting. A group that existed before but is missing
-    now starts at the oldest remaining entry, and is added to `restored`. If the server was emptied
-    while the groups were consumed, all groups start at the oldest entry, so that messages sent
-    since then are not skipped. A missing topic gets its previous number of partitions, from `known`
-    or from the set of its streams.
+    now starts at the oldest remaining entry, and is added to `restored`. Pass `emptied=True` if the
+    server has lost its data while the groups were consumed. All groups then start at the oldest
+    entry, so that messages sent since then are not skipped. A missing topic gets its previous
+    number of partitions, from `known` or from the set of its streams.
 
     If a topic cannot be read, this is logged, and the topic is left out of the result. If a group
     cannot be read on one partition, this is only logged. Raises ConfigError if the configuration
@@ -128,7 +128,8 @@ def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> i
     """Create a topic unless it exists, and return its partition count.
 
     `known` is the previous partition count, or 0 if it is unknown. If a missing topic is named only
-    by readers of dead letters, it is not created, and the result is None. Raises InvalidValueError.
+    by consumers of its dead letters, it is not created, and the result is None. Raises
+    InvalidValueError if the stored count is invalid.
     """
     if not known and _is_unknown(store, settings, topic):
         return None
@@ -176,7 +177,7 @@ def _required_count(declared: Topic | None) -> int | None:
 
 
 def _is_unknown(store: Store, settings: Settings, topic: str) -> bool:
-    """Return True if a topic is missing, and only readers of dead letters name it.
+    """Return True if the topic is missing, and only consumers of its dead letters name it.
 
     Such a topic is not created.
     """
@@ -240,7 +241,7 @@ def _ensure_group(
             elif not new and log_restored(assignment, reply):
                 restored.append(assignment)
     if whole and not seen_before:
-        # This is set only when every partition has the group. If a call crashes before this, the
-        # next one therefore creates the missing groups.
+        # Record the group only after every partition has it. If the process crashes before, the
+        # next call then still treats the group as a new one.
         store.execute("HSETNX", meta, field, count)
     return restored

@@ -201,14 +201,14 @@ class RunningEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The entries that a dead worker had in flight, divided into finished and running ones."""
+    """The finished and the running entries among those that a dead worker had in flight."""
 
     done: list[bytes]
     running: list[bytes]
 
 
 class RecordedLease(NamedTuple):
-    """The lease under which an assignment's worker is working.
+    """The lease of an assignment, as recorded in its slot.
 
     `next_token` is the token that is about to replace the lease's token, or '' if no change is in
     progress.
@@ -226,9 +226,10 @@ _LANES = 29  # number of lanes in use, for a worker that runs several messages a
 
 
 class WorkerSlot:
-    """The pages of one assignment. The fields are its 64 words, some of which are unused.
+    """The part of the scoreboard that belongs to one assignment.
 
-    `words`, `lanes` and `states` are public for the worker's hot path.
+    Its fields are 64-bit integers, called words. `words`, `lanes` and `states` are public because
+    the worker's hot path accesses them directly.
 
     A lane has room for one running entry: `lanes[2 * k]` is the entry's index in the batch, and
     `lanes[2 * k + 1]` is its start. A worker that runs one message at a time uses only lane 0, and
@@ -384,7 +385,7 @@ class WorkerSlot:
     def lease(self) -> RecordedLease | None:
         """Return the lease that `note_lease` has written, or None if there is none.
 
-        Raises ValueError if the record was written only partly.
+        Raises ValueError if the record is damaged, for example because it was only partly written.
         """
         assignment = self.assignment
         token, next_token, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
@@ -417,9 +418,10 @@ class WorkerSlot:
         self.words[_GENERATION] = generation + 2
 
     def open_table(self, lanes: int) -> None:
-        """Turn the batch into a table, in which entries come and go, each at its own index.
+        """Turn the batch into a table with `table_size(lanes)` rows.
 
-        The table has `table_size(lanes)` rows.
+        In a table, each entry has its own row, so a worker that runs several messages at a time can
+        replace single entries (see `put`) instead of the whole batch.
         """
         count = table_size(lanes)
         self.states[:count] = bytes([CLEARED]) * count
@@ -437,8 +439,8 @@ class WorkerSlot:
     def batch(self) -> Batch:
         """Return the batch of a dead worker.
 
-        A batch that was written only partly counts as empty: the previous batch was settled in the
-        round trip that fetched the new one, and no entry of the new batch had been started.
+        A batch that is only partly written counts as empty, because none of its entries has been
+        started yet, and the previous batch was settled in the round trip that fetched this one.
         """
         count = self.in_flight
         if self.generation % 2 or not count:
@@ -452,7 +454,7 @@ class WorkerSlot:
         return batch
 
     def unsettled_places(self) -> list[bytes]:
-        """Return the places of entries in flight that have not succeeded.
+        """Return the places of entries in flight that have neither succeeded nor been cleared.
 
         Call this only in the worker.
         """
@@ -473,9 +475,9 @@ class WorkerSlot:
 
     @property
     def unfinished(self) -> int:
-        """The number of entries in flight that are waiting or running. Any process may read it.
+        """The number of entries in flight that are waiting or running, for other processes.
 
-        A batch remains in the slot until the next one replaces it, but its finished entries do not
+        A batch stays in the slot until the next one replaces it, but finished entries in it do not
         count.
         """
         states = bytes(self.states[: self.in_flight])
@@ -505,14 +507,14 @@ class WorkerSlot:
         return [RunningEntry(places[i], *runs.get(i, first)) for i in indexes if i < len(places)]
 
     def running_in(self, sequence: int) -> list[bytes]:
-        """Return the places of the entries in this run, or [] once the run is over."""
+        """Return the places of the entries in one run, or an empty list once the run is over."""
         return [each.place for each in self.running if each.sequence == sequence]
 
     def checked_batch(self) -> Batch:
         """Return the batch in a slot that a killed supervisor has left.
 
-        Everything is validated here. `batch` does not do so, because it reads data of this
-        supervisor's own worker. Raises ValueError if the batch was written only partly.
+        This method validates everything. `batch` does not, because it reads data of a worker of
+        this supervisor. Raises ValueError if the batch is damaged.
         """
         if self.in_flight > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
             raise ValueError("batch is longer than a slot")
@@ -565,9 +567,9 @@ class WorkerSlot:
         self.words[_LANES] = 0
 
     def clear(self) -> None:
-        """Clear the batch and the process, but keep the counters.
+        """Clear the batch and the state of the exited process, but keep the counters.
 
-        Call this after the dead worker's messages have been settled.
+        Call this after the messages of the dead worker have been settled.
         """
         self.forget_batch()
         self.vacate()

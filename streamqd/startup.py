@@ -65,8 +65,8 @@ def prepare(
 ) -> Prepared:
     """Import the handler modules in a probe child, and merge the consumers that they declare.
 
-    `only` selects consumers by TOPIC/GROUP. If it is empty, all consumers are selected. If the
-    import takes longer than SLOW_IMPORT_SECONDS, `slow` is called with a sentence about this. If
+    `only` selects consumers by TOPIC/GROUP, and an empty set selects all of them. If the import
+    takes longer than SLOW_IMPORT_SECONDS, `slow` is called with a sentence that reports this. If
     `slow` is None, the sentence is logged.
     """
     began = time.monotonic()
@@ -118,9 +118,10 @@ def _open_connection(settings: Settings) -> Iterator[Connection]:
 
 
 def collect_problems(error: ConfigError) -> ConfigError:
-    """Return the error with the problems of the handlers and of the server added.
+    """Return an error that also lists the problems of the handlers and of the server.
 
-    One error thus lists all problems. Only the valid settings of the file can be checked.
+    Handlers and server are checked with the settings in the file that are valid. If there are none,
+    return the error unchanged.
     """
     settings: Settings | None = error.salvaged
     if settings is None:
@@ -383,7 +384,8 @@ def start_embedded(settings: Settings) -> EmbeddedServer | None:
 class InstanceLock:
     """The lock that allows only one running instance per name and state directory.
 
-    Children inherit the lock. If an instance can acquire it, no process of its predecessor is left.
+    All children inherit the lock. A process that acquires it can therefore be sure that no process
+    of an earlier run is left.
     """
 
     def __init__(self, state_dir: Path, instance: str) -> None:
@@ -397,8 +399,8 @@ class InstanceLock:
     def acquire(self) -> int | None:
         """Acquire the lock. Return None, or the pid of the instance that holds it (0 if unknown).
 
-        If the supervisor that held it was killed, this waits up to 5 s for its children to exit.
-        Raises StartupError if the state directory is not writable.
+        If a supervisor was killed, wait up to 5 s for its children to exit. Raises StartupError if
+        the state directory is not writable.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -474,7 +476,7 @@ def _open_private(path: Path) -> IO[str]:
 def lock_identity(settings: Settings) -> str:
     """Return the `identity` of the instance's lock on this host, or '' if its file does not exist.
 
-    The lock may or may not be held.
+    The lock need not be held.
     """
     try:
         return _lock_identity(_lock_path(settings).stat())

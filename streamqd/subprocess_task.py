@@ -24,7 +24,7 @@ class TaskResult(NamedTuple):
 
 
 class SubprocessTask:
-    """One child that is running a task. `poll` does not block unless `wait` is set."""
+    """A task and the child that runs it. Call `poll` until it returns the outcome."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Formats for people: durations, sizes, plurals, partitions, sums."""
+"""Formats durations, sizes, plurals and partition numbers for people."""
 
 from __future__ import annotations
 

@@ -40,9 +40,10 @@ Pair = tuple[str, str]  # (topic, group)
 class Member:
     """A live instance that can own assignments.
 
-    `weight` is at least 1. `cap` is the maximum number of assignments, or 0 for no limit.
-    `owned_elsewhere` is the number of assignments that the member owns, but that are not among
-    those to be assigned. They count toward its load and its cap, but do not move.
+    `weight` is at least 1. `cap` is the maximum number of assignments, or 0 for no limit. `offers`
+    contains the (topic, group) pairs that the member can consume. `owned_elsewhere` is the number
+    of assignments that it owns in addition to those that `assign` distributes. They do not move,
+    but count toward the member's load and its cap.
     """
 
     id: str
@@ -57,8 +58,9 @@ def assign(
 ) -> dict[Assignment, str]:
     """Return the member that should own each assignment.
 
-    An assignment is left out of the result if no member that offers it has room. `owners` maps
-    assignments to their current owners. An assignment whose owner is not a member counts as free.
+    The result omits each assignment for which no member that offers it has spare capacity. `owners`
+    maps assignments to their current owners. An assignment whose owner is not in `members` counts
+    as free.
     """
     by_pair: dict[Pair, list[Assignment]] = defaultdict(list)
     for assignment in assignments:
@@ -137,9 +139,10 @@ def _deal(
 ) -> Iterator[tuple[int, list[Assignment]]]:
     """Deal out the assignments of one (topic, group). Yield each row with its assignments.
 
-    A row gets the number of assignments in `want`, and keeps its own as far as possible. If it has
-    too many, it gives up those with the highest partition numbers. The free assignments are dealt
-    out in order, so the first row that lacks some gets the lowest ones.
+    A row stands for a member. `want` lists the number of assignments for each row, and `held` the
+    assignments that a row has now, most of which it keeps. If it has too many, it gives up those
+    with the highest partition numbers. The free assignments are dealt out in order, so the first
+    row that lacks some gets the lowest ones.
     """
     loose = list(free)
     for row, assignments in held.items():

@@ -1,7 +1,8 @@
 """Compute how many assignments of each topic and group every instance should own.
 
 All tables have a row for each member and a column for each (topic, group). Both are sorted by name,
-so that names break ties. `assignment` calls this module for each part of a fleet.
+so that names break ties. `assignment` divides a fleet into parts that have no offers in common, and
+calls this module for each part.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Part:
 
 
 def balance(part: Part) -> Table:
-    """Return the balanced counts by row and column. `assignment` defines when they are balanced."""
+    """Return the balanced counts by row and column, with the properties listed in `assignment`."""
     columns = len(part.free)
     if all(len(offered) == columns for offered in part.offers) and not any(part.fixed):
         _balance_complete(part)
@@ -75,10 +76,10 @@ def shares(
 ) -> list[int]:
     """Divide `total` into integer shares that are proportional to the weights.
 
-    No share exceeds its cap. If the caps leave a part of the total over, it is not distributed.
-    Each index gets its exact share rounded down, or one more. The first to get one more are those
-    whose `current` count already exceeds their share, and then those with the largest remainders.
-    An index with weight 0 gets nothing.
+    No share exceeds its cap. If all caps are reached, the rest of the total is not distributed.
+    Each index gets its exact share rounded down, or one more. Indexes whose `current` count already
+    exceeds their share get one more first, and then those with the largest remainders. An index
+    with weight 0 gets nothing.
     """
     result = [0] * len(weights)
     active = [index for index, weight in enumerate(weights) if weight > 0]
@@ -110,10 +111,7 @@ def shares(
 
 
 def _release(part: Part, row: int, count: int) -> None:
-    """Free `count` assignments of a row.
-
-    They are taken from the columns in which the row exceeds its share most.
-    """
+    """Free `count` assignments of a row, from the columns in which it exceeds its share most."""
     if count <= 0:
         return
     weight, weights = part.weights[row], sum(part.weights)
@@ -161,11 +159,12 @@ def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> Non
 
 # --- offers differ ----------------------------------------------------------------------------
 #
-# Moving an assignment from one row to another is an improvement if the giver saves more than the
-# taker pays. The giver saves (2 * load - 1) / weight, and the taker pays (2 * load + 1) / weight.
-# With equal weights, this means that their loads differ by at least two assignments. Each
-# improvement lowers the sum of load² / weight, so their number is finite. Savings and costs can be
-# compared as floats, because equal quotients of small integers are exactly equal.
+# Moving an assignment from one row (the giver) to another (the taker) is an improvement if the
+# giver saves more than the taker pays. The giver saves (2 * load - 1) / weight, and the taker pays
+# (2 * load + 1) / weight. With equal weights, this means that their loads differ by at least two
+# assignments. Each improvement lowers the sum of load² / weight, so the algorithm always finishes.
+# Savings and costs can be compared as floats, because equal quotients of small integers are exactly
+# equal.
 
 
 def _saving(part: Part, row: int) -> float:
@@ -184,8 +183,8 @@ def _balance_partial(part: Part) -> None:
             _release(part, row, min(part.loads[row] - cap, sum(part.held[row])))
         for column in offered:
             offerers[column].append(row)
-    # Start with the columns that few rows offer. The others have more choice, and can be dealt out
-    # around them.
+    # Start with the columns that few rows offer. The other columns can be placed on more rows, so
+    # they can even out the loads afterwards.
     for column in sorted(range(len(part.free)), key=lambda column: len(offerers[column])):
         _fill_column(part, column, offerers[column])
     for column in range(len(part.free)):
@@ -228,7 +227,8 @@ def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
 def _make_room(part: Part, column: int, offerers: Table) -> bool:
     """Place one free assignment of a column whose rows are all full, by moving others away.
 
-    Return False if this is not possible.
+    The search follows chains of moves from row to row until it reaches a row that is not full.
+    Return False if there is no such chain.
     """
     # For each row, the column through which the search reached it, and the row that gives.
     came: dict[int, tuple[int, int]] = {}
@@ -262,10 +262,10 @@ def _shift_back(part: Part, came: dict[int, tuple[int, int]], row: int) -> None:
 def _move_directly(part: Part, offerers: Table) -> None:
     """Move assignments from the most loaded rows directly to the least loaded rows that offer them.
 
-    The giver is always the row that saves most. After a move, its cost equals that saving. Since no
-    other row saves more, it will not take an assignment later. As a result, costs only rise. A
-    queue therefore needs to contain each taker only once, and its cost is corrected when it is
-    read.
+    The giver is always the row that saves most. After the move, its cost to take an assignment back
+    equals what it saved, and no other row saves more than that, so it never becomes a taker. The
+    costs of takers therefore only rise, and a queue needs to contain each taker only once. Its cost
+    is corrected when it is read.
     """
     prices = [_cost(part, row) for row in range(len(part.loads))]
     takers = [[(prices[row], row) for row in rows if not part.is_full(row)] for rows in offerers]
@@ -317,8 +317,8 @@ def _move_along_chain(part: Part, offerers: Table) -> bool:
     """Make one improvement by a chain of moves through other rows. Return False if there is none.
 
     Takers are tried in order of their cost, starting with the lowest. If a row can reach a taker
-    but saves too little for it, it also saves too little for all later takers. Every row therefore
-    has to be visited only once.
+    but saves less than this taker pays, it also saves less than all later takers pay. Every row
+    therefore has to be visited only once.
     """
     holders: Table = [
         [row for row in rows if part.held[row][column]] for column, rows in enumerate(offerers)

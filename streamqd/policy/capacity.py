@@ -1,16 +1,16 @@
 """Limit the partitions of an instance while the operating system refuses to start processes.
 
-If the refusals last, the limit is set to the number of running workers. From then on, trials test
-whether more processes can be started. After a trial that fails, the pause before the next one is
-twice as long. After a trial that succeeds, the next one starts twice as many processes, until the
-limit is removed. This module does no I/O.
+If the operating system keeps refusing, the number of running workers becomes the limit. From then
+on, the instance tries at intervals to start more processes. Each failed trial doubles the pause
+before the next one. Each successful trial doubles the number of processes that the next one starts,
+until the limit is removed. This module does no I/O.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-GIVE_UP_SECONDS = 3.0  # a partition whose process is refused for this time is released
+GIVE_UP_SECONDS = 3.0  # how long a partition waits for a process before it is released
 TRY_SECONDS = (5.0, 60.0)  # first and longest pause after a trial that fails
 MORE_SECONDS = 2.0  # pause after a trial that succeeds
 TOGETHER_MAX = 16  # maximum number of processes in one trial

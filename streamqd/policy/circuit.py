@@ -6,11 +6,11 @@ open, and one message at a time runs as a probe. A successful probe closes the c
 probe opens it again. If a message fails repeatedly while others succeed, only its first failure
 counts, because the message itself is probably the cause.
 
-If the dependency fails, this is not the fault of the message, so no attempt should be counted.
-However, the message itself may be the cause, and its first failure does not show which of the two
-is true. The first such failure of each message is therefore forgiven. A later one counts as an
-attempt, unless the circuit was open in between. As a result, an outage that opens the circuit costs
-no attempt, even if it recurs.
+A failure of the dependency is not the fault of the message, so it should not count as one of the
+message's attempts. However, the first failure of a message does not show whether the dependency or
+the message itself is the cause. It is therefore forgiven, which means that it does not count. A
+later failure of the same message counts as an attempt, unless the circuit was open in between. As a
+result, an outage that opens the circuit costs no attempt, even if it recurs.
 
 Each worker has its own circuit. The next worker of the partition continues with its
 `CircuitMemory`. The message itself stores when one of its failures was last forgiven.
@@ -22,8 +22,8 @@ import enum
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-# Number of messages whose last failure is kept in memory. Any other message counts as having failed
-# before only if it contains the time at which a failure was forgiven.
+# Number of messages whose last failure the circuit remembers. For any other message, the circuit
+# knows of an earlier failure only if the message contains the time at which one was forgiven.
 REMEMBERED = 10_000
 
 
@@ -85,8 +85,8 @@ class Circuit:
     ) -> bool:
         """Record a failure of the dependency. Return True if it counts as an attempt.
 
-        `successes` is the number of successful runs so far. `forgiven` is the time that the message
-        stores, at which one of its failures was last forgiven, or None if none was.
+        `successes` is the number of successful runs so far. `forgiven` is the time, stored in the
+        message, at which one of its failures was last forgiven, or None if there is none.
         """
         before, at = self._last.pop(uid, (forgiven, successes))
         if before is None or at == successes:

@@ -28,8 +28,8 @@ class DeadLetterRate:
     ) -> None:
         """Watch for floods, each of at least `dead_letters` dead letters within `window` seconds.
 
-        They only count as a flood if they are at least the fraction `share` of all messages that
-        were settled in that time.
+        These dead letters count as a flood only if they make up at least the fraction `share` of
+        all messages settled in that time.
         """
         self._window = window
         self._share = share

@@ -42,5 +42,9 @@ class Rate:
         return max(due_ns, now_ns) + runs * self.interval_ns
 
     def inherit(self, due_ns: int, now_ns: int) -> int:
-        """Return the state for a worker that replaces another one, whose rate may have differed."""
+        """Return the state for a worker that replaces another one.
+
+        If the other worker had a lower rate, the result is limited, so that the first run does not
+        have to wait longer than `interval_ns`.
+        """
         return min(due_ns, now_ns + self.burst * self.interval_ns)

@@ -1,9 +1,10 @@
 """Decide which partitions this instance acquires or hands over after each heartbeat.
 
-`assignment` computes which member should own each partition. This module turns the result into
-gradual moves. An owned partition moves only after the reason for the move has existed for some
-time, and only a few partitions move at a time. `silence` decides which members are alive. This
-module is responsible only for fairness, because the fence ensures safety. It does no I/O.
+`assignment` computes which member should own each partition, and `silence` decides which members
+are alive. This module turns the result into gradual moves. An owned partition moves only after the
+reason for the move has existed for some time, and only a few partitions move at a time. This module
+is responsible only for fairness. Even if it makes a mistake, the fence prevents two instances from
+working on the same partition. It does no I/O.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class Constraints(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The assignments to acquire and those to hand over, each in a stable order.
+    """The assignments to acquire and those to hand over (`shed`), each in a stable order.
 
-    `has_more` is True if the limits allowed only some of the assignments to be acquired now. The
-    next call of `decide` checks the others again.
+    `has_more` is True if this instance should acquire further assignments, but ACQUIRES_AT_ONCE and
+    ACQUIRES_PER_SECOND do not allow it yet. The next call of `decide` checks these again.
     """
 
     acquire: list[Assignment]
@@ -86,8 +87,9 @@ class Decision(NamedTuple):
 class Rebalancer:
     """Turns the result of `assignment` into gradual moves. Each supervisor has one rebalancer.
 
-    An assignment moves only after it has belonged elsewhere for `delay` seconds, and after this
-    instance has owned it for `hold` seconds. No more than `moves_max` assignments move at a time.
+    This instance hands over an assignment only after another member should have owned it for
+    `delay` seconds, and after it has owned the assignment itself for `hold` seconds. No more than
+    `moves_max` assignments move at a time.
     """
 
     instance: str
@@ -110,9 +112,9 @@ class Rebalancer:
     _allowed_at: float = 0.0
 
     def skip_delay_once(self) -> None:
-        """Do not wait for `delay` and `hold` in the next call of `decide`.
+        """Make the next call of `decide` ignore `delay` and `hold`.
 
-        This applies to all assignments that belong elsewhere at that time.
+        Assignments that another member should own at that time are handed over without waiting.
         """
         self._skip_delay = True
 
@@ -255,8 +257,8 @@ class Rebalancer:
         self._wanted_elsewhere = elsewhere
         if self._skip_delay:
             self._skip_delay, self._without_delay = False, set(elsewhere)
-        # If a directed move was not possible immediately, treat the assignment like any other from
-        # now on.
+        # If a directed move is not possible now, because its target cannot own the assignment,
+        # forget the move and treat the assignment like any other.
         self._directed &= elsewhere.keys()
         self._without_delay &= elsewhere.keys()
         ready = [
@@ -278,8 +280,9 @@ def count_owned_elsewhere(
 ) -> list[MemberView]:
     """Set for each member the number of assignments that it owns in addition to `assignments`.
 
-    Without this number, an instance that sees only the assignments of its own consumers would take
-    a busy member for an idle one. Members that do not report how many they own are not changed.
+    An instance sees only the assignments of its own consumers. Without this number, it would take a
+    member that is busy with other assignments for an idle one. Members that do not report how many
+    assignments they own are not changed.
     """
     pairs = frozenset(map(attrgetter("topic", "group"), assignments))
     counts = Counter(owners.values())

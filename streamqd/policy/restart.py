@@ -14,10 +14,10 @@ such signs: a planned exit of a worker that was ready, a run of `healthy_after` 
 in a handler after the worker had settled messages. Messages that were settled before a crash
 between messages are no sign of health, because background threads can crash a working worker too.
 
-Up to weight 1, a worker is restarted immediately, so a single crash or a manual `kill -9` causes no
-delay. Above 1, the wait grows with the backoff. At weight `crash_loop`, the breaker opens, and the
-lease is released. After the cooldown, the worker is started once. If it crashes, the breaker opens
-again.
+Up to a total weight of 1, a worker is restarted immediately, so a single crash or a manual
+`kill -9` causes no delay. Above 1, the wait grows with the backoff. At a total weight of
+`crash_loop`, the breaker opens, and the instance releases the lease. After the cooldown, the worker
+is started once. If it crashes, the breaker opens again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def decide(
 
     `exits` holds the last `history_max` exits of the worker, oldest first. `jitter` is a random
     number from 0 to 1, which the caller draws once for each exit. All durations are in seconds. The
-    call may be repeated, in which case the wait shrinks as `now` advances.
+    caller may repeat the call with a later `now`, and then gets the rest of the wait.
     """
     if not exits:
         return Restart(0.0)

@@ -23,7 +23,7 @@ Suspects = Mapping[bytes, int]
 def after_crash(suspects: Suspects, running: Sequence[bytes], most: int) -> dict[bytes, int]:
     """Return the suspects after a crash during which the messages in `running` were running.
 
-    No more than `most` suspects are kept, with priority for those from this crash.
+    Keep no more than `most` suspects, and give priority to those from this crash.
     """
     largest = max(1, len(running) // 2)
     found = {place: min(largest, suspects.get(place, largest)) for place in running}

@@ -48,8 +48,8 @@ def decide(
 
     `attempt` is the number of this run, counted from 1. `crashes` is the number of crashes charged
     to the message, and `age` the number of seconds since it was first written. `jitter` is a random
-    number from 0 to 1. `keyed` is True if the message has a key. `exempt` is True if a guard
-    attributes the failure to a dependency of the handler.
+    number from 0 to 1. `keyed` is True if the message has a key. `exempt` is True if the circuit
+    breaker forgives the failure, because a dependency of the handler may have caused it.
 
     1. If the handler raised `Dead`, the message is dead-lettered. If it raised `Release`, the
        message is released unchanged.

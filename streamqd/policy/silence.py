@@ -87,9 +87,9 @@ def _is_renewed(before: PartitionView, now: PartitionView) -> bool:
 
 
 class SilenceDetector:
-    """Observes the other instances of the fleet at each check.
+    """Observes the other instances of the fleet each time this instance checks them.
 
-    `now` is the time in seconds on any monotonic clock.
+    In all methods, `now` is the time in seconds on any monotonic clock.
     """
 
     def __init__(self, instance: str, ttl: float, interval: float) -> None:
@@ -112,9 +112,10 @@ class SilenceDetector:
     def live(self, now: float, server_unix_ms: int, seen: Sequence[MemberView]) -> list[MemberView]:
         """Return the members that count as alive.
 
-        A member is dead if both of these conditions are met: its last heartbeat has not changed
-        over at least `SILENT_HEARTBEATS` heartbeats of this instance, and it is older than the TTL
-        by the server's clock or by the local one. This instance itself always counts as alive.
+        A member is dead if both of these conditions are met: its last heartbeat has stayed the same
+        during at least `SILENT_HEARTBEATS` heartbeats of this instance, and this heartbeat is older
+        than the TTL by the server's clock or by the local one. This instance itself always counts
+        as alive.
         """
         found = self._members.observe(now, {one.member.id: one.heartbeat_unix_ms for one in seen})
         live = []
@@ -145,9 +146,9 @@ class SilenceDetector:
         """Return the assignments whose leases count as expired, although they exist in Redis.
 
         A lease is acquired for a number of seconds, but it expires at a certain time of the
-        server's clock. If that clock is set back, the lease exists for too long. A lease counts as
-        expired if its owner is dead, its remaining time has not grown between any two checks, and
-        the remaining time exceeds the owner's TTL.
+        server's clock. If that clock is set back, the lease exists for too long. A lease therefore
+        counts as expired if its owner is dead, its remaining time has not grown between any two
+        checks, and the remaining time exceeds the owner's TTL.
 
         The last condition excludes an owner that still renews its leases, but whose heartbeats do
         not arrive because it is cut off from their cluster node. The remaining time of its leases
@@ -175,9 +176,9 @@ class SilenceDetector:
     ) -> bool:
         """Record the last heartbeat of another run that uses the ID of this instance.
 
-        Return True if that run is dead. `leaving` must be True if the run reports that it is
-        draining. Its heartbeats then do not count as signs of life, because this instance waits for
-        it to exit.
+        Return True if that run is dead. Pass `leaving=True` if the run reports that it is draining.
+        Its heartbeats then do not make it a live duplicate, because this instance waits for it to
+        exit.
         """
         known = self._duplicate.seen.get(self._instance)
         silence = self._duplicate.observe(now, {self._instance: heartbeat_unix_ms})[self._instance]
