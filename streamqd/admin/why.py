@@ -334,7 +334,7 @@ def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
 
 
 class AssignmentCause(NamedTuple):
-    """An assignment and its first cause."""
+    """An assignment, and the first of the causes that apply to it."""
 
     row: AssignmentRow
     cause: WaitCause

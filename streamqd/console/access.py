@@ -58,7 +58,10 @@ def parse_role(word: str) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A logged-in person. `bodies` is "show", "masked" or "hidden"."""
+    """A logged-in person.
+
+    `bodies` says how the console shows payloads to this person: "show", "masked" or "hidden".
+    """
 
     name: str
     role: Role

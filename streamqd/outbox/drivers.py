@@ -157,7 +157,7 @@ def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened
         raise _postgresql_login(error_text(error)) from error
 
     class Raw(psycopg.adapt.Loader):
-        """A loader that returns values undecoded."""
+        """Makes psycopg return strings as bytes, as the other drivers do."""
 
         def load(self, data: Any) -> bytes:
             return bytes(data)

@@ -176,7 +176,7 @@ def identity(database: Database) -> str:
 
 
 def _notes(database: Database) -> list[str]:
-    """Return notes, as sentences, about tables that can be used."""
+    """Return sentences about the usable tables and their server that the user should know."""
     table, notes = database.table, []
     if not _is_true(database, _UNIQUE[database.dialect], table.name):
         notes.append(

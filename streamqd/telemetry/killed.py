@@ -47,7 +47,7 @@ class KilledRuns:
         self._episode = logs.Episode("telemetry.failed", "telemetry.recovered")
 
     def note(self, message: bytes) -> None:
-        """Store the exit in a message from the supervisor."""
+        """Remember how a worker exited, as a message from the supervisor reports."""
         pid, kind, how = json.loads(message.removeprefix(PREFIX))
         while len(self._exits) >= HOWS_MAX:
             # The export thread may have removed the entry in the meantime.

@@ -80,7 +80,7 @@ class RunFile:
         return cell
 
     def clear(self, cell: int) -> None:
-        """Free a cell."""
+        """Delete the record in a cell, so that the cell can be used again."""
         if cell != NO_CELL:
             with contextlib.suppress(OSError):  # nothing is allocated, so this should not fail
                 os.pwrite(self._file, _LENGTH.pack(0), _HEAD.size + cell * self._bytes)

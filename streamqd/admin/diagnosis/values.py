@@ -289,7 +289,7 @@ def _due_times(reader: ViewReader, keys: Sequence[str]) -> dict[str, dict[bytes,
 
 
 def _items(reader: ViewReader, assignments: Sequence[Assignment]) -> None:
-    """Read the counters of the first waiting retries of each group."""
+    """Read the counters of each group's first retries, so that `reader` records invalid ones."""
     calls = [retries.page(reader.keys, assignment, (0, ""), ITEMS) for assignment in assignments]
     for assignment, reply in zip(assignments, reader.measure(calls), strict=True):
         for row in reply.values[0] if reply else ():
