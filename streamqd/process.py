@@ -202,7 +202,7 @@ class Exit(NamedTuple):
     code: int | None
     signal: int | None
     out_of_memory: bool = False  # True if the kernel killed it because of a lack of memory
-    problem: str = ""  # reason that it sent because it could not start
+    problem: str = ""  # the reason why it could not start, if it has sent one
     stack: str = ""  # stacks that its fault handler has written
 
     def __str__(self) -> str:

@@ -74,11 +74,14 @@ class TrimReport:
 
 
 def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple[config.Topic, int]:
-    """Return a topic's effective settings and its partition count. Raises TopicNotFoundError."""
+    """Return a topic's effective settings and its partition count.
+
+    Raises TopicNotFoundError, and RequestRefusedError if a stored setting is invalid.
+    """
     count = topics.partition_count(store, topic)
     reader, key = ViewReader(store), store.keys.meta(topic)
     stored = topics_settings.valid_settings(reader, store.execute("HGET", key, "settings"), key)
-    if reader.rows:  # it must not guess which entries to keep
+    if reader.rows:  # a trim must not guess which entries to keep
         raise RequestRefusedError(
             f"{reader.rows[0]}; run `streamqd doctor --only values` for the fix"
         )

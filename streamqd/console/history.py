@@ -60,7 +60,7 @@ class ConsoleHistory:
         # Older entries that are still to be read: from this time, after this ID, until this time
         # (Unix ms).
         self._earlier: tuple[int, str, int] | None = None
-        self._fresh_until = 0.0  # monotonic
+        self._fresh_until = 0.0  # time (monotonic) until which the last read is recent enough
 
     def sparks(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, list[float | None]]:
         """Return the messages acknowledged in each minute of the last hour, by topic and group.

@@ -44,7 +44,7 @@ LINKS_MAX = 8  # maximum connections of one thread
 _PROBED = 100  # entries that are counted in each time slice to estimate its density
 _SLICES = 8  # time slices for each piece that a span is cut into
 _ERROR_MAX = 0.25  # maximum relative error of an estimate that is still used
-IDLE_MAX = 60.0  # seconds without use after which a connection is closed, like an idle Spark worker
+IDLE_MAX = 60.0  # seconds without use after which a connection is closed
 
 _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first

@@ -176,7 +176,7 @@ def _check(kind: DataType, within: str) -> None:
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
-        if not kind.fields:  # Parquet has no such column
+        if not kind.fields:  # Parquet cannot store such a column
             raise RequestRefusedError(
                 f"the column {within.rstrip('.')} is a struct without fields; name its fields, or"
                 " make it a string, which has the JSON as text"
