@@ -36,7 +36,7 @@ def test_subprocess_task_is_killed_after_its_timeout():
 
 
 @pytest.mark.parametrize(
-    ("end", "trouble"),
+    ("end", "error"),
     [
         (lambda: os.kill(os.getpid(), 9), "its process terminated with signal SIGKILL"),
         (lambda: os._exit(3), "its process terminated with exit code 3"),
