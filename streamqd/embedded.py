@@ -292,7 +292,11 @@ class EmbeddedServer:
             raise ConfigError([f"daemon.state_dir: cannot be used: {error}"]) from error
 
     def _lock(self, patience: float) -> None:
-        """Acquire both locks: one for the daemon, and one that the server process inherits."""
+        """Acquire both locks: one for the daemon, and one that the server process inherits.
+
+        An earlier server has `patience` seconds to exit. Raises AlreadyRunningError if another
+        process still holds a lock.
+        """
         daemon = _private(self.folder / "daemon.lock", os.O_RDWR | os.O_CREAT)
         self._locks.append(daemon)
         if not _try_lock(daemon):

@@ -254,7 +254,10 @@ def _reserve_partitions(
     names: Iterable[str],
     new: Iterable[int],
 ) -> None:
-    """Create each group at the start of each new partition, and acquire its lease."""
+    """Create each group at the start of each new partition, and acquire its lease.
+
+    Raises RequestRefusedError if a lease from an older topic with the same name still exists.
+    """
     assignments = [Assignment(topic, number, name) for name in names for number in new]
     measure(
         store, [messages.ensure_group(store.keys, assignment, "0") for assignment in assignments]

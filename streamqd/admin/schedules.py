@@ -773,7 +773,11 @@ def _apply_to_each(
     act: Callable[[Store, TopicPartition, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
-    """Apply an action to schedules, after checking that every one of them allows it."""
+    """Apply an action to schedules, after checking that every one of them allows it.
+
+    Raises RequestRefusedError if one does not allow it. In this case, none is changed. Also raises
+    it if another client removes a schedule meanwhile. Earlier ones are then already changed.
+    """
     chosen = [found for found in _find_all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:

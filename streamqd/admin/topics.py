@@ -148,7 +148,8 @@ def check_partition(topic: str, partition: int, count: int) -> None:
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     """Register a topic.
 
-    Raises RequestRefusedError if it already exists with a different partition count.
+    Raises InvalidRequestError if the name is not valid, and RequestRefusedError if the topic
+    already exists with a different partition count.
     """
     if not NAME.fullmatch(topic):
         raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")

@@ -219,7 +219,10 @@ def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
 
 
 def _trace_outbox_row(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
-    """Find the message of an outbox row by searching every partition for the row's UID."""
+    """Find the message of an outbox row by searching every partition for the row's UID.
+
+    Raises RequestRefusedError if the message is not found.
+    """
     search = outbox_messages.find(fleet.store, name, partitions)
     if search.found is None:
         problem = f"message {name} is not in topic {name.topic}"
@@ -243,7 +246,8 @@ def _trace_outbox_row(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
 def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
     """Find a delayed send by its send ID.
 
-    If it was already sent, find the message that it became.
+    If it was already sent, find the message that it became. Raises RequestRefusedError if neither
+    is found.
     """
     store = fleet.store
     due = store.execute("ZSCORE", store.keys.delayed_sends(name.topic, name.partition), name.id)

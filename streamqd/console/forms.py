@@ -109,7 +109,10 @@ class RequestResults:
         self._results: OrderedDict[RequestKey, asyncio.Future[ActResult]] = OrderedDict()
 
     async def run_once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
-        """Run a change once. For a repeated request, return the result of the first one."""
+        """Run a change once. For a repeated request, return the result of the first one.
+
+        Raises InvalidRequestError if the request has no ID.
+        """
         if not key.request:
             raise InvalidRequestError("the form has no request ID; reload the page")
         known = self._results.get(key)

@@ -149,7 +149,8 @@ def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict
 def _to_plain(value: Any, name: str) -> Any:
     """Return a setting as plain data, because declarations are sent to another process.
 
-    `name` is the name of the option, or of a setting within the option.
+    `name` is the name of the option, or of a setting within the option. Raises TypeError if the
+    value has a type that no setting has.
     """
     if isinstance(value, Backoff):
         return asdict(value)

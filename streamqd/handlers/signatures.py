@@ -146,7 +146,10 @@ def _format_annotation(annotation: Any) -> str:
 def _annotation(
     function: Callable[..., object], parameter: inspect.Parameter, reference: str
 ) -> Any:
-    """Resolve one annotation, which may be a string. The other annotations may be unresolvable."""
+    """Resolve one annotation, which may be a string. The other annotations may be unresolvable.
+
+    Raises HandlerLoadError if this one cannot be resolved.
+    """
     written = parameter.annotation
     if not isinstance(written, str):
         return written

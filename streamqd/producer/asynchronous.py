@@ -153,7 +153,10 @@ class AsyncProducer:
         return await (ticket or await self._put_in_turn(topic, envelopes, since))
 
     async def _put_in_turn(self, topic: str, envelopes: Sequence[Envelope], since: float) -> Ticket:
-        """Wait for room in the buffer. Earlier sends that are waiting for it come first."""
+        """Wait for room in the buffer. Earlier sends that are waiting for it come first.
+
+        Raises RedisUnavailableError if there is no room within the time limit of one send.
+        """
         loop = asyncio.get_running_loop()
         self._queued += 1
         try:

@@ -342,7 +342,10 @@ class Sender:
         chunk.plan()
 
     def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send. Return False if no send with this uid is waiting."""
+        """Cancel a delayed send. Return False if no send with this uid is waiting.
+
+        Raises the same errors as `Producer.cancel`.
+        """
         if os.getpid() != self._pid:
             self.forget()
         topic, partition, send_id = _parse_send_uid(uid)

@@ -380,7 +380,7 @@ def _id_bound(value: Any) -> Bound:
 def _time_bound(value: Any) -> Bound:
     """Parse Unix milliseconds or an ISO 8601 time, and round it up to a whole millisecond.
 
-    A time without a time zone is in UTC.
+    A time without a time zone is in UTC. Raises ValueError for any other value.
     """
     text = str(value)
     with contextlib.suppress(ValueError, OverflowError):

@@ -404,6 +404,8 @@ class Catalog:
         none is pending. Delivery positions are read before the pending entries. An entry that is
         delivered between these two reads is therefore after the returned position, so it is not
         skipped.
+
+        Raises RequestRefusedError if a group does not exist.
         """
         commands: list[tuple[str, ...]] = []
         for place, group in groups.items():

@@ -145,7 +145,10 @@ def show_dead_letter(visit: Visit) -> Context:
 
 
 def export(visit: Visit) -> tuple[str, str, ExportFile]:
-    """Return all dead letters that match the filter, as JSON lines."""
+    """Return all dead letters that match the filter, as JSON lines.
+
+    Raises RequestRefusedError if the person may not see payloads.
+    """
     topic = visit.path["topic"]
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role, so you cannot export them")
@@ -155,7 +158,10 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
 
 
 def payload(visit: Visit) -> tuple[str, str, bytes]:
-    """Return the payload of one dead letter as a file."""
+    """Return the payload of one dead letter as a file.
+
+    Raises RequestRefusedError if the person may not see it.
+    """
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role")
     dead_letter = dead_letters.show(

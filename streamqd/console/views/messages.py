@@ -288,7 +288,10 @@ def _read_fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, byt
 
 
 def payload(visit: Visit) -> tuple[str, str, bytes]:
-    """Return the payload of one message as a file."""
+    """Return the payload of one message as a file.
+
+    Raises RequestRefusedError if the person may not see it, or if the message no longer exists.
+    """
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role")
     name = tracing.read_uid(visit.text("uid"))

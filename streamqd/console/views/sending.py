@@ -113,7 +113,10 @@ def preview_edit(visit: Visit) -> Preview:
 
 
 def edit(visit: Visit) -> ActResult:
-    """Send the edited message."""
+    """Send the edited message.
+
+    Raises RequestRefusedError if the dead letter is hidden from the person, or is not text.
+    """
     topic, name = visit.path["topic"], visit.path["dead_letter"]
     if not _edit_fields(visit):
         raise RequestRefusedError(f"part of the dead letter {NOT_EDITABLE}")
@@ -135,7 +138,10 @@ def send(
     headers: Mapping[str, str],
     delay: float | None = None,
 ) -> str:
-    """Send one message and return its uid. The topic must already exist."""
+    """Send one message and return its uid. The topic must already exist.
+
+    Raises InvalidRequestError if the message cannot be encoded.
+    """
     partition_count(visit.resources.store, topic)
     with Producer(None, visit.resources.settings, create=False) as producer:
         try:

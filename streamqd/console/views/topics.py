@@ -99,7 +99,10 @@ def show_topic(visit: Visit) -> Context:
 
 
 def _charts(visit: Visit, topic: str, group: str, partitions: int) -> Context:
-    """Return a group's history over the range in the URL, as points and as columns."""
+    """Return a group's history over the range in the URL, as points and as columns.
+
+    Raises InvalidRequestError if the range is not in RANGES.
+    """
     chosen = visit.text("range", "1h")
     if chosen not in RANGES:
         raise InvalidRequestError(f"range must be one of {', '.join(RANGES)}")

@@ -41,8 +41,8 @@ def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda
     """Wait until all queries have stopped, and call `refresh` repeatedly.
 
     An interrupt during a call to the JVM would break the connection to it. An interrupt is
-    therefore only recorded at first, and takes effect between two calls. Raises the error of a
-    query that fails.
+    therefore only recorded at first, and raises KeyboardInterrupt between two calls. Raises the
+    error of a query that fails.
     """
     interrupted = threading.Event()
     before: Any = None

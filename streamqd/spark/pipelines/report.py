@@ -84,7 +84,10 @@ def report(
 
 
 def _sizes(settings: config.Settings, scope: ReportScope) -> dict[str, int | None]:
-    """Return the number of partitions of each selected topic, or None if it is only archived."""
+    """Return the number of partitions of each selected topic, or None if it is only archived.
+
+    Raises RequestRefusedError if a selected topic does not exist.
+    """
     with _store(settings) as store:
         live = streams.topic_names(store)
         every = sorted({*live, *(() if scope.archive is None else scope.archive.topics())})

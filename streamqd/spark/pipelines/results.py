@@ -69,7 +69,10 @@ class ResultWriter:
             compact.merge_small_files(self._table, _TIDY)
 
     def _query(self) -> str:
-        """Return the ID of the query, which Spark stores in the checkpoint."""
+        """Return the ID of the query, which Spark stores in the checkpoint.
+
+        Raises ArchiveError if the ID cannot be read.
+        """
         path = self._checkpoint / "metadata"
         try:
             return str(json.loads(path.read_bytes())["id"])

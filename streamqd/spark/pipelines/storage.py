@@ -425,7 +425,10 @@ class ArchiveTable:
             )
 
     def commits(self, first: int = 0) -> Iterator[list[dict[str, Any]]]:
-        """Yield the actions of each commit that is still in the log, from version `first` on."""
+        """Yield the actions of each commit that is still in the log, from version `first` on.
+
+        Raises ArchiveError if a commit cannot be read.
+        """
         for number in range(first, self.version + 1):
             name = f"{LOG}/{number:020d}.json"
             try:

@@ -139,6 +139,8 @@ def read_tiers(
     The table is opened before the streams are read, so entries that are archived in between are
     read from Redis. If they were already trimmed, the table has grown, so it is opened again. Use
     the result soon, because Redis may trim entries that Spark has not read yet.
+
+    Raises RequestRefusedError if the options do not fit the tier or the archive.
     """
     if tier not in ("all", "hot", "cold"):
         raise RequestRefusedError(f"tier must be all, hot or cold, not {tier}")
