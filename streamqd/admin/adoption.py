@@ -19,7 +19,8 @@ from streamqd.store.store import Store
 class ConsumerRow:
     """A consumer of another client on one partition.
 
-    `pending` is the number of its pending entries, and `idle_ms` is the time since its last call.
+    `pending` is the number of its pending entries, and `idle_ms` is the time since it last called
+    the server.
     """
 
     partition: int
@@ -77,8 +78,8 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Hand all pending entries of other clients to streamqd. The next owner handles them first.
 
     Raises RequestRefusedError if an instance of streamqd owns a partition of the group. If an
-    instance acquires a partition during the call, the entries that were already adopted stay
-    adopted.
+    instance acquires a partition during the call, the call stops with this error, but entries that
+    were already adopted stay adopted.
     """
     seen, reader = survey(store, topic, group), ViewReader(store)
     for unread in seen.unreadable:

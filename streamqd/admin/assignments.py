@@ -1,8 +1,8 @@
 """Rows of assignments, each of which shows one group on one partition to operators.
 
 `published_rows` builds the rows from the summary that an instance has published.
-`measure_assignments` measures the assignments in Redis, and adds the values that their owners have
-published. Neither function writes.
+`measure_assignments` reads the assignments in Redis itself, and adds the values that their owners
+have published. Neither function writes.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class AssignmentRow:
     """One group on one partition. None means unknown.
 
     The first fields are read from Redis. The fields from `worker` to `hard_timeout` are published
-    by the instance that `reporter` names. This is the owner, or, if the worker crashed in a loop,
-    the last owner. `reporter` is '' if there is neither. `paused` and `stopped` are true as soon as
-    the directive is stored, even if no instance has applied it yet.
+    by the instance `reporter`. This is the owner. If the worker crashed in a loop, so that the
+    assignment was released, it is the last owner. If no instance reports on the assignment,
+    `reporter` is ''. `paused` and `stopped` are true as soon as the directive is stored, even if no
+    instance has applied it yet.
     """
 
     topic: str
@@ -137,7 +138,7 @@ class AssignmentRow:
     def state(self) -> str:
         """The state of the worker, or that of the lease if it is free or expired.
 
-        If no instance reports a worker, as for the assignment of a query, the state is `unknown`.
+        The state is `unknown` if no instance reports on a worker. This is always so for a query.
         """
         return self.lease if self.lease in ("free", "expired") else self.worker or "unknown"
 
@@ -151,7 +152,7 @@ class AssignmentRow:
     def last_failure(self) -> RecentFailure | None:
         """The last failure, or None if there was none in the last 5 minutes.
 
-        If the circuit is open or half-open, only failures of the kind that opens it count.
+        While the circuit breaker is open or half open, only failures that can open it count.
         """
         found = self.failures
         if self.worker in ("halted", "probing"):
@@ -179,15 +180,16 @@ def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAss
 
 
 def dependency_failures(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
-    """Return the failures that can open a circuit.
+    """Return the failures that can open a circuit breaker.
 
-    A failure that a handler reports itself, with a verdict such as `Dead` or `Retry`, cannot.
+    If a handler raises `Dead` or `Retry`, or if a payload cannot be decoded, the failure does not
+    count toward opening it.
     """
     return tuple(each for each in failures if each.error not in _VERDICT_CLASSES)
 
 
 def error_name(error: str) -> str:
-    """Return an error class without its module, which the log has, or a sentence unchanged."""
+    """Return the name of an error class without its module. A sentence is returned unchanged."""
     return error if " " in error else error.rpartition(".")[2]
 
 
@@ -205,8 +207,8 @@ def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow
 def parse_reports(instance: str, summary: dict[str, Any]) -> list[Report]:
     """Return each assignment in a summary with its published values.
 
-    The values are the fields of an AssignmentRow. A caller can add values from Redis before it
-    builds the row.
+    The values are keyword arguments of AssignmentRow, so that a caller can add values from Redis
+    before it builds the row.
     """
     tables = published.to_tables(summary.get("assignments"))
     return [(_parse_assignment(raw), _published_values(instance, raw)) for raw in tables]
@@ -281,9 +283,9 @@ def measure_assignments(
 ) -> list[AssignmentRow]:
     """Return a row for each assignment, from Redis and from the values that its owner published.
 
-    `reports` contains the published values, and `shared_values` returns additional values for the
-    row of an assignment. If the server does not count unread messages, they are counted one by one,
-    up to `count_max`.
+    `reports` contains the values from `parse_reports`, and `shared_values` returns additional
+    values for the row of an assignment. If the server does not count unread messages, this function
+    counts them one by one, up to `count_max`.
     """
     known = {(values["owner"], assignment): values for assignment, values in reports}
     known |= {
@@ -353,9 +355,9 @@ def _count_unread(
 ) -> tuple[Counter[tuple[Assignment, int]], set[Assignment]]:
     """Count the unread messages of each assignment, separately for MAIN and RETRY.
 
-    If the server does not count them, they are counted one by one, up to `most` or a few more. Each
-    call counts only as many messages as its byte limit allows, so the streams take turns. Also
-    return the assignments that could not be counted completely.
+    If the server does not count them, this function counts them one by one, up to `most` or a few
+    more. The streams take turns, because a call counts only as many messages as its byte limit
+    allows. Also return the assignments whose streams could not be read to the end.
     """
     keys, found, uncounted = reader.keys, Counter[tuple[Assignment, int]](), set[Assignment]()
     # Streams that are not fully counted yet, with the ID after which to continue counting.

@@ -1,9 +1,8 @@
 """The audit log of a topic, a bounded stream that records its changes and who made them.
 
-A command that replays, cancels, resets, deletes, exports or forgets something, or that changes a
-schedule, writes one entry when it finishes. Growing a topic writes an entry when it starts. A
-command on dead letters also writes one if it is interrupted. The web console writes one for each
-change.
+Commands that replay, cancel, reset, delete, export or forget something, or that change a schedule,
+write one entry when they finish. `topic grow` writes its entry when it starts. Commands on dead
+letters write one even if they are interrupted. The web console writes one for each change.
 
 The log keeps about the last 10,000 entries, and is not part of any partition. Deleting the topic
 deletes the log, and then writes one new entry that records the deletion.
@@ -113,7 +112,10 @@ def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Audi
 
 @contextlib.contextmanager
 def acting_as(person: str) -> Iterator[None]:
-    """Record a person instead of the process's user, within a block in this thread or task."""
+    """Name this person, instead of the process's user, in audit entries written within a block.
+
+    This applies only to the current thread or task.
+    """
     token = _person.set(person)
     try:
         yield

@@ -52,9 +52,10 @@ def read_positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict
 
 
 def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
-    """Count the entries after a position. If the second value is False, there may be more.
+    """Count the entries after a position, without fetching them.
 
-    The entries themselves are not fetched. Entries that are written while this counts are left out.
+    If the second value is False, there may be more entries. Entries that are written during the
+    count are left out.
     """
     newest = store.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
     if not newest:
@@ -84,7 +85,7 @@ def count_between(
 def count_other_clients(
     reader: ViewReader, assignments: Sequence[Assignment]
 ) -> list[dict[str, int]]:
-    """Return how many pending entries of each assignment each other client holds.
+    """Map each assignment to the other clients that hold its pending entries, with their numbers.
 
     Entries that no consumer holds are counted under ''.
     """

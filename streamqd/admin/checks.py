@@ -1,8 +1,9 @@
 """Register checks and run them, for `doctor`, `doctor stream`, `status`, `top` and the console.
 
-A check has a stable ID, a title and a pure function from facts to findings. All facts are read
-once, before any check runs. An invalid value in Redis is left out of the facts and reported by
-`ViewReader`, so it affects only its own assignment.
+A check has a stable ID, a title, and a pure function that derives findings from facts. All facts
+are read once, before any check runs. The facts contain no invalid values from Redis, because
+`ViewReader` leaves them out and reports them. An invalid value therefore affects only its own
+assignment.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Check(Generic[Facts]):
     def cost(self) -> str:
         """The cost of reading the facts that it needs.
 
-        Checks that need the same facts share this cost.
+        Facts that several checks need are read only once.
         """
         return "; ".join(need.value for need in self.needs)
 

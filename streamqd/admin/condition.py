@@ -1,6 +1,7 @@
 """Derive the condition of an assignment from its facts, as one stable word. No I/O.
 
-An operator's directive determines the condition first, then the lease, and then the worker's state.
+The condition depends on operators' directives first, then on the lease, and then on the state of
+the worker.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ def condition(
 
 
 def recovery(left: int | None, of: int | None, size: int | None) -> str:
-    """Describe how many suspects have not run in rounds yet. `size` is 0 if no round is running."""
+    """Describe the progress of a run in rounds after a crash.
+
+    `left` of the `of` suspects have not run yet. `size` is the number of suspects in the current
+    round, or 0 if no round is running.
+    """
     this_round = f", round of {size:,}" if size else ""
     return f"{left or 0:,} of {of or 0:,} suspects left{this_round}"
 

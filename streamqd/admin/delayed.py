@@ -129,7 +129,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 
 
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
-    """Cancel delayed sends. A send that becomes due at the same time is either canceled or sent.
+    """Cancel delayed sends. A send that becomes due during the call is either canceled or sent.
 
     Raises TopicNotFoundError, InvalidRequestError for an invalid ID, and RequestRefusedError if a
     partition does not exist.
@@ -174,7 +174,7 @@ def find_sent(store: Store, topic: str, names: Sequence[str], changed: int = 0) 
     """Find the messages of delayed sends that are no longer waiting.
 
     A message contains the ID of its delayed send, so the newest messages are searched for these
-    IDs. `changed` is passed on in the result.
+    IDs. `changed` is the number of sends that the caller has changed, for the result.
     """
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:

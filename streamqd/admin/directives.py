@@ -1,8 +1,8 @@
 """Write and remove directives, plan their effects, and report who has not applied them yet.
 
-A directive is a field in Redis that every instance reads and applies with its next heartbeat, so no
-instance is contacted directly. A directive stays until it is removed, even while no instance is
-running. Whether a directive is accepted depends only on the fleet's state in Redis.
+A directive is a field in Redis, which every instance reads and applies with its next heartbeat. A
+command therefore contacts no instance directly. Whether it accepts a directive depends only on the
+fleet's state in Redis. A directive stays until it is removed, even while no instance is running.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ POLL_INTERVAL_SECONDS = 0.2
 class DirectiveRow:
     """One directive. `kind` is pause, stop, move, drain, reload, rebalance or stack.
 
-    `target` is the scope, assignment or instance that the directive applies to, or '' for a
+    `target` is the scope, assignment or instance to which the directive applies, or '' for a
     rebalance. `to` is the new owner in a move, and otherwise ''. `instance_missing` is true if the
-    instance of a drain, move or reload is not live. Reload, rebalance and stack directives are
-    applied only once, and `done` becomes true when every live instance has applied them. To remove
+    instance of a drain, move or reload is not live. Instances apply reload, rebalance and stack
+    directives only once, and `done` becomes true when every live instance has done so. To remove
     the directive, pass `name` to `control clear`.
     """
 
@@ -72,8 +72,8 @@ class WrittenDirective:
 
     `directive` is the name of the directive. `at_unix_ms` is the time at which it was written, or
     null if nothing was written. `changed` is false if the fleet was already in the requested state.
-    `notes` contains sentences with advice. `waiting` contains a sentence for each assignment or
-    instance that had not applied the directive when the timeout expired.
+    `notes` contains sentences with advice. If the command waits for the effect, `waiting` contains
+    a sentence for each assignment or instance that had not applied the directive in time.
     """
 
     directive: str
@@ -151,9 +151,10 @@ def rows(state: FleetState) -> list[DirectiveRow]:
 
 
 def _is_reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
-    """Return True if every live instance that a reload applies to has reloaded since then.
+    """Return True if every live instance to which a reload applies has carried it out.
 
-    Instances that do not publish the time of their last reload are assumed to have reloaded.
+    `ordered_unix_ms` is the time of the directive. Instances that do not publish the time of their
+    last reload are assumed to have reloaded.
     """
     done = [
         one.reloaded is None or one.reloaded >= ordered_unix_ms
@@ -195,8 +196,8 @@ def write(
             " `streamqd control list`, and remove old ones with `streamqd control clear` or"
             " `streamqd rebalance`"
         )
-    # The reply is ignored. If this user may not publish, or no instance is listening, the instances
-    # read the directive with their next heartbeat.
+    # Ignore the reply. Even if this user may not publish, or if no instance receives the message,
+    # the instances read the directive with their next heartbeat.
     fleet.store.pipeline([("PUBLISH", fleet.store.keys.wake(fleet.name), "order")])
     return DirectiveChange.parse(reply)
 
@@ -377,7 +378,8 @@ def reload(
 ) -> WrittenDirective:
     """Make one instance, or all instances one after another, reload configuration and code.
 
-    Raises RequestRefusedError if this instance is not live, or if no instance is.
+    If `instance` is None, all instances reload. Raises RequestRefusedError if the given instance is
+    not live, or if the fleet has no live instance.
     """
     state = published.fleet_state(fleet)
     if instance is not None:
@@ -448,10 +450,10 @@ class Forgotten:
 def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     """Remove a dead instance from the fleet.
 
-    Raises RequestRefusedError if the instance or one of its leases is still live. After a jump of
-    the clock, every instance seems to be silent, so the call first watches for a heartbeat for half
-    a TTL. The leases must have expired before the instance is removed, because other instances read
-    the duration of its leases from its entry.
+    Raises RequestRefusedError if the instance is live, or if one of its leases has not expired yet.
+    After a jump of the server's clock, every instance seems to be silent, so the call first waits
+    for half a TTL to see if a heartbeat arrives. The leases must have expired before the instance
+    is removed, because other instances read the duration of its leases from its entry.
     """
     state = published.fleet_state(fleet)
     heartbeat = _member(fleet, state, instance)
@@ -553,7 +555,7 @@ def clear(
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """An assignment that changes its owner from `owner` to `to`. Each is '' if there is none."""
+    """An assignment whose owner changes from `owner` to `to`. Each is '' if there is no owner."""
 
     topic: str
     partition: int
@@ -567,8 +569,8 @@ class Rebalanced:
     """The result of a rebalance, or of the dry run.
 
     `moves` contains the moves that the rebalance starts, and `forgotten` the names of the move
-    directives that it removes. `waiting` contains a sentence for each assignment that had not
-    reached its new owner when the timeout expired.
+    directives that it removes. If the command waits for the moves, `waiting` contains a sentence
+    for each assignment that had not reached its new owner in time.
     """
 
     at_unix_ms: int | None
@@ -638,7 +640,7 @@ def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
 
 
 def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
-    """Return the moves that a rebalance would start now. Move directives are ignored."""
+    """Return the moves that a rebalance, which removes all move directives, would start now."""
     assignments = [
         assignment
         for assignment in offered_assignments(fleet, state)
@@ -736,7 +738,7 @@ def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
     """Return a sentence for each assignment that may not be paused yet.
 
     This is the case if its worker is still running a message, or if its owner has not published its
-    state since the given time (Unix ms, server's clock).
+    state since `since_unix_ms` (server's clock), so that the worker's state is unknown.
     """
     return _list_unreported(fleet, scope, since_unix_ms, paused=True)
 
@@ -745,8 +747,8 @@ def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
     """Return a sentence for each assignment that may not have resumed yet.
 
     This is the case if its worker is still paused, or if its owner has not published its state
-    since the given time (Unix ms, server's clock). Assignments that another pause covers are left
-    out.
+    since `since_unix_ms` (server's clock), so that the worker's state is unknown. Assignments that
+    are still paused by another directive are left out.
     """
     return _list_unreported(fleet, scope, since_unix_ms, paused=False)
 
@@ -777,7 +779,7 @@ def _list_unreported(fleet: Fleet, scope: Scope, since: int, *, paused: bool) ->
 def _read_reports(
     fleet: Fleet, instances: list[str]
 ) -> dict[str, tuple[int, dict[Assignment, str]]]:
-    """Return, for each instance, when it last published its state, and the states of its workers.
+    """Return the time of each instance's last published state, and the states of its workers.
 
     The time is in Unix ms on the server's clock, or 0 if the instance has published nothing.
     """
@@ -834,12 +836,12 @@ class DepartingAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """The plan for the departure of an instance. `last` is true if no instance can take over.
+    """The plan for the departure of an instance. `last` is true if no other instance can take over.
 
-    `longest_run` names the assignment on this instance whose message has been running longest, and
-    `longest_run_seconds` is the age of that run. A drain waits for this message, up to the
-    drain_timeout of the instance. The fields are '' and null if no message is running or if the
-    instance has published nothing.
+    `longest_run` is the name of the assignment on this instance whose message has been running
+    longest, and `longest_run_seconds` is the age of that run. A drain waits for this message, up to
+    the drain_timeout of the instance. The fields are '' and null if no message is running, or if
+    the instance has published nothing.
     """
 
     instance: str
@@ -895,7 +897,7 @@ def predict_takers(
     """Map each assignment of an instance to its next owner, or to the reason why it has none.
 
     `instance` is the departing instance, and `others` contains the other members that may own
-    something. No I/O.
+    assignments. This function does no I/O.
     """
     # The departing owner is not among these members, so its assignments are placed as if they were
     # free.

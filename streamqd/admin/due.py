@@ -43,7 +43,10 @@ Row = TypeVar("Row")
 
 
 def make_holder(topic: str, partition: int, group: str) -> Holder:
-    """Return the assignment, or only the topic and partition for delayed sends (`group` is '')."""
+    """Return the assignment whose retries are read, or the partition of delayed sends.
+
+    For delayed sends, `group` is ''.
+    """
     return Assignment(topic, partition, group) if group else (topic, partition)
 
 
@@ -106,8 +109,8 @@ def histogram(
 ) -> DueHistogram:
     """Count retries of a group, or delayed sends of a topic if `group` is '', by due time.
 
-    At most `COUNTS_MAX` commands are sent, each of which takes O(log n). A key that cannot be read
-    counts as empty.
+    This sends no more than `COUNTS_MAX` commands, each of which takes O(log n). A key that cannot
+    be read counts as empty.
     """
     ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS.values()]
     counted = min(partitions, COUNTS_MAX // (len(ends) + 1))
@@ -132,9 +135,9 @@ def histogram(
 
 
 def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]]]:
-    """Group items by partition, in lists of at most BATCH items.
+    """Group items by partition, and yield lists of at most BATCH items.
 
-    At most one unfinished list per partition is held in memory.
+    Only one incomplete list per partition is kept in memory.
     """
     waiting: dict[int, list[Item]] = {}
     for partition, item in items:
@@ -166,7 +169,7 @@ def _to_message(holder: Holder, one: Delayed) -> Due:
 def _read_in_order(
     reader: ViewReader, holder: Holder, until: int | None, after: MessagePosition | None
 ) -> Iterator[Due]:
-    """Yield the messages of one partition after a position. Stop at the due time `until`."""
+    """Yield the messages of one partition after a position, up to the due time `until`."""
     start = (0, "")
     if after is not None:
         partition = holder[1]

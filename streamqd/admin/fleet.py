@@ -45,9 +45,9 @@ class GroupStatus:
     """A group, summarized over all partitions of its topic.
 
     `condition` is the most serious condition of its partitions (see `AssignmentRow`), and
-    `condition_partitions` is the number of partitions in this condition. `reason` explains the
-    condition: the reason that an operator gave for a pause or a stop, the progress of a run in
-    rounds, or the last failure. It is '' if there is no such reason.
+    `condition_partitions` is the number of partitions in this condition. `reason` explains it: the
+    reason that an operator gave for a pause or a stop, the progress of the runs in rounds after a
+    crash, or the last failure. It is '' if none of these applies.
 
     `longest_run_seconds` is the age of the group's oldest handler run. `owned` is the number of
     partitions that instances own. `rate` is the number of messages acknowledged per second, or null
@@ -138,16 +138,16 @@ def _assignment(row: AssignmentRow) -> dict[str, Any]:
 
 
 def status(fleet: Fleet, topic: str | None = None) -> StatusView:
-    """Return the state of the fleet, or of its work on one topic.
+    """Return the state of the fleet, either with its work on all topics or on a single one.
 
     Raises TopicNotFoundError.
     """
     reader = ViewReader(fleet.store)
     seen = snapshot.read(fleet, topic, dead_letters=True, reader=reader)
     state, rows = seen.state, seen.assignments
-    # The leases are counted, because a silent instance still publishes the number of partitions
-    # that it used to own. In the view of one topic, only the leases of that topic are read, so the
-    # published numbers are shown instead.
+    # Count the leases, because the published number of a silent instance's partitions is outdated.
+    # For the view of one topic, only the leases of that topic are read, so use the published
+    # numbers instead.
     owned = Counter(row.owner for row in rows if row.lease == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})

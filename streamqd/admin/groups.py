@@ -1,9 +1,9 @@
 """List groups with their positions, delete a group, or reset its position.
 
-A reset forgets messages that were delivered and not acknowledged. Those after the new position
-become unread, and those before it count as finished. A reset is refused while an instance owns the
-group, unless it is forced. A forced reset takes the partition from its owner in the same step, so
-later calls of the owner's worker are rejected.
+After a reset, no message of the group is pending any more. Messages after the new position are
+unread again, and those before it count as finished. While an instance owns a partition of the
+group, a reset is refused unless it is forced. A forced reset takes the partition from its owner in
+the same step, so that Redis rejects later calls of the owner's worker.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class GroupRow:
 
     `owned` is the number of partitions that instances own, and `owners` contains the names of these
     instances. The other fields mean the same as in `group describe`. `unreadable` lists values of
-    the topic that cannot be read. If they hide all groups of a topic, the topic has a single row
-    without a group.
+    the topic that cannot be read. If no group of a topic can be read because of them, the topic has
+    a single row without a group.
     """
 
     topic: str
@@ -70,8 +70,8 @@ class GroupDetail:
     """A group on a topic.
 
     `missing` contains the partitions on which the group does not exist. If `lag_exact` is false,
-    `lag` is a lower bound. `unreadable` lists values in Redis that cannot be read. A number among
-    them is treated as missing.
+    `lag` is a lower bound. `unreadable` lists values in Redis that cannot be read. These values are
+    treated as missing.
     """
 
     topic: str
@@ -114,8 +114,8 @@ class GroupDeleted:
 class Unfinished:
     """The pending and the failed messages of a group, which are lost if the group is deleted.
 
-    `due` is the number of retries that are due but still unread. They are also part of the lag.
-    `retries` is the number of all retries: those that are due, and those that still wait.
+    `retries` is the number of all its retries. `due` is the number of those that are due but have
+    not been read yet, which are also part of the lag.
     """
 
     pending: int
@@ -205,8 +205,8 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
     """Delete a group with its position, its retries and its counters. Its dead letters are kept.
 
     To finish an interrupted deletion, repeat the call. All partitions are checked before the first
-    one is changed. Raises TopicNotFoundError. Raises RequestRefusedError if the group is unknown
-    or, unless `force` is True, if an instance owns it or it has unfinished messages.
+    one is changed. Raises TopicNotFoundError. Raises RequestRefusedError if the group is unknown.
+    Without `force`, also raises it if an instance owns the group or it has unfinished messages.
     """
     count = topics.partition_count(store, topic)
     if group not in names(store, topic):
@@ -224,14 +224,14 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
             raise RequestRefusedError(
                 f"{assignment} received new messages; pass --force to discard them"
             )
-    # The record of the group is removed last, because an interrupted deletion needs it to be
+    # Remove the record of the group last, because without it, an interrupted deletion could not be
     # repeated.
     store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
 
 
 def growth_obstacle(store: Store, topic: str, group: str) -> str:
-    """Return why deleting a group would break the growth of its topic, or '' if it would not."""
+    """Return the reason why deleting a group would break the growth of its topic, or ''."""
     progress = growth.read_progress(store, topic)
     for row in progress.groups if progress is not None else ():
         if row.group == group and not row.done:
@@ -252,7 +252,7 @@ def count_unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
 
 
 def owned_sentence(assignment: Assignment, owner: str) -> str:
-    """Return the sentence with which a request is refused because of the owner of an assignment."""
+    """Return the error text for a request that is refused because an assignment has an owner."""
     if owner in KEEPERS:
         return (
             f"a {owner.replace('-', ' ')} is changing {assignment}, or was interrupted; run this"
@@ -310,8 +310,8 @@ class PartitionReset:
 
     `before` and `after` are the old and the new position, each of which is the ID of the last entry
     read. `unread` is the number of entries after the new position, or a lower bound if
-    `unread_exact` is false. `pending` is the number of deliveries that the reset forgot, and
-    `waiting_retries` the number of waiting retries that it removed. `retried` is the number of
+    `unread_exact` is false. `pending` is the number of entries that were pending before the reset,
+    and `waiting_retries` the number of waiting retries that it removed. `retried` is the number of
     entries that it removed from the retry stream, including acknowledged ones that were still
     stored there.
     """
@@ -429,10 +429,10 @@ def reset(
     """Set the position of a group on all partitions of a topic, or only on the given ones.
 
     A partition is changed in one step, or in several if it has many pending messages. In that case,
-    the reset itself owns the partition until the last step. The reset is refused, and nothing is
-    changed, if a growth of the topic holds back one of the partitions, or if an instance owns one
-    and `force` is False. A dry run only reads, and reports such a refusal as `obstacle`. Raises
-    TopicNotFoundError and RequestRefusedError.
+    the reset itself owns the partition until the last step. The reset is refused, and changes
+    nothing, if one of the partitions is new and its topic is still growing, or if an instance owns
+    one of them and `force` is False. A dry run only reads, and reports such a refusal as
+    `obstacle`. Raises TopicNotFoundError and RequestRefusedError.
     """
     count = partition_count(store, topic, group)
     for number in partitions:
@@ -488,10 +488,10 @@ def _reset(
 
 
 def _obstacle(store: Store, assignments: Sequence[Assignment], *, force: bool) -> str:
-    """Return why these assignments cannot be reset now, or '' if they can.
+    """Return the reason why these assignments cannot be reset now, or '' if they can.
 
-    Even a forced reset is refused for partitions that a growth of the topic holds back, because the
-    messages of a key could then be handled out of order.
+    Even a forced reset is refused for new partitions of a topic that is still growing, because the
+    group must first finish the old partitions to keep the order of each key.
     """
     views = lease_views(ViewReader(store), assignments)
     for assignment, view in zip(assignments, views, strict=True):

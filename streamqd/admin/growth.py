@@ -1,9 +1,10 @@
 """Grow a topic to more partitions while it is written and read, and keep the order of each key.
 
 The new count is a multiple of the old one, so each key either keeps its partition or moves to a new
-one. To preserve the order, the growth itself holds the leases of the new partitions for each group.
-It releases them when the group has acknowledged the entries that were in the old partitions at the
-switch to the new count.
+one. A group must not read the later messages of a key in a new partition before it has finished the
+earlier ones in the old partition. The growth therefore holds the leases of the new partitions for
+each group, so that no instance can own them. It releases them when the group has acknowledged the
+entries that were in the old partitions at the switch to the new count.
 
 1. start    the meta key records the growth and its token
 2. keep     each group is created on each new partition, and its lease is taken
@@ -42,9 +43,9 @@ SWITCHED, RELEASED = "switched", "released"
 class GroupSettling:
     """The progress of one group during a growth.
 
-    `left` is the number of messages before the barriers that the group has not finished. If an old
-    partition has more than 200,000 unread messages, or at least 10,000 pending ones, `left` is a
-    lower bound and `left_exact` is false. `done` is true once the group can read the new
+    `left` is the number of messages ahead of the barriers that the group still has to finish. If an
+    old partition has more than 200,000 unread messages, or at least 10,000 pending ones, `left` is
+    a lower bound and `left_exact` is false. `done` is true once the group can read the new
     partitions.
     """
 
@@ -58,7 +59,7 @@ class GroupSettling:
 class Progress:
     """The progress of a growth from `before` to `partitions` partitions.
 
-    `done` is true when it is over.
+    `done` is true once the growth has finished for all groups.
     """
 
     topic: str
@@ -87,10 +88,10 @@ def grow(
 ) -> Progress:
     """Start the growth of a topic to `to` partitions, or continue it as far as possible now.
 
-    The call does not wait for groups, so repeat it to continue the growth. `notify` is called with
-    SWITCHED when the new partitions exist, even if an earlier call created them, and with RELEASED
-    when instances can own some of them. If the topic already has `to` partitions, nothing is
-    changed. Raises TopicNotFoundError and RequestRefusedError.
+    The call does not wait for groups to finish their messages, so repeat it until the growth is
+    done. `notify` is called with SWITCHED when the new partitions exist, even if an earlier call
+    created them, and with RELEASED when instances can own some of them. If the topic already has
+    `to` partitions, nothing is changed. Raises TopicNotFoundError and RequestRefusedError.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -137,8 +138,8 @@ def progress(store: Store, topic: str, to: int) -> Progress | None:
 def check_configured(topic: str, to: int, configured: config.Topic | None, source: str) -> None:
     """Raise RequestRefusedError if a configuration sets fewer partitions than the new count.
 
-    Daemons with this configuration could not start after the growth. `source` names the
-    configuration in the error.
+    A daemon with this configuration could not start any more after the growth. `source` is the name
+    of the configuration for the error.
     """
     if configured and "partitions" in configured.explicit and configured.partitions < to:
         raise RequestRefusedError(
@@ -151,11 +152,10 @@ def check_configured(topic: str, to: int, configured: config.Topic | None, sourc
 def notifier(
     fleet: Fleet, topic: str, to: int, note: Callable[[str], None] = lambda _text: None
 ) -> Callable[[str], None]:
-    """Return a `notify` function for one growth.
+    """Return a function to pass to `grow` as `notify`, for a single growth.
 
-    The function makes the daemons of a fleet reload when the new partitions exist, and wakes them
-    when partitions become free. If no daemon can reload, `note` is called with a sentence about
-    that.
+    It makes the daemons of a fleet reload when the new partitions exist, and wakes them when
+    partitions become free. If no daemon can reload, it calls `note` with the reason.
     """
     reloaded = False
 
@@ -177,8 +177,8 @@ def notifier(
 def _refuse_cluster(store: Store, topic: str) -> None:
     """Raise RequestRefusedError if the partition count and the partitions are on different nodes.
 
-    The script that writes a message must compare the partition count, and cannot do so in that
-    case.
+    In that case, the script that writes a message could not check the partition count in the same
+    step.
     """
     if (
         len(store.connection.group_by_node([store.keys.meta(topic), store.keys.stream(topic, 0)]))
@@ -242,8 +242,7 @@ def _check_count(topic: str, count: int, to: int) -> None:
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
-    # Groups that read dead letters are left out, because the order of keys does not matter for
-    # them.
+    # Leave out groups that read dead letters, because they need not keep the order of each key.
     return topics.groups(store, topic, range(found.before), only_messages=True)
 
 
@@ -286,9 +285,9 @@ def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
 def _hand_over_partitions(
     store: Store, topic: str, found: Growth, to: int, notify: Callable[[str], None]
 ) -> Progress:
-    """Release the new partitions of each group that has handled all messages before the barriers.
+    """Release the new partitions of each group that has handled all messages ahead of the barriers.
 
-    When all groups have their new partitions, finish the growth.
+    Once this is done for all groups, finish the growth.
     """
     kept = _find_owned(store, topic, found, to)
     rows = []
@@ -326,7 +325,7 @@ def _find_owned(store: Store, topic: str, found: Growth, to: int) -> dict[str, l
 
 
 def _count_unsettled(store: Store, topic: str, found: Growth, name: str) -> GroupSettling:
-    """Count the messages before the barriers that a group has not acknowledged."""
+    """Count the messages ahead of the barriers that a group has not acknowledged."""
     left, exact = 0, True
     for start in range(0, len(found.barriers), BATCH):
         numbers = range(start, min(start + BATCH, len(found.barriers)))

@@ -37,21 +37,21 @@ class InstanceRow:
     - silent: has sent no heartbeat for longer than a lease lasts.
     - unknown: sends heartbeats, but has no published summary, so `reported` is False.
 
-    `owned` is the number of its assignments, and `cap` the maximum (0: no limit). `weight` is its
-    `daemon.weight`: the fleet divides the partitions in proportion to the weights. `acked` is the
-    number of messages that it acknowledges per second. `capacity` is the number of partitions that
-    it can serve, or null if the operating system sets no limit. `limit` is the reason for that
-    limit, or '' if there is none. `leaving` is true if the instance takes no partitions, because
-    its daemon is stopping or cannot start any process.
+    `owned` is the number of its assignments, and `cap` is their configured maximum, or 0 if there
+    is none. `weight` is its `daemon.weight`, and the fleet divides the partitions in proportion to
+    these weights. `acked` is the number of messages that it acknowledges per second. `capacity` is
+    the number of partitions that it can serve, or null if the operating system sets no limit.
+    `limit` is the reason for that limit, or '' if there is none. `leaving` is true if the instance
+    takes no partitions, because its daemon is stopping or cannot start any process.
 
     `heartbeat_unix_ms` is the time of its last heartbeat, and `at_unix_ms` the time of its last
     summary. `redis_up` is true if Redis answers the instance's housekeeper, and null if that is
     unknown.
 
     `offers` contains the topics and groups for which the instance has a consumer. `broken` contains
-    the assignments whose worker crashes in a loop on it. `reload` is its unfinished reload, if
-    there is one. `rss` is the resident memory of its workers in bytes, or null if it is unknown.
-    Memory that workers share is counted once for each worker.
+    the assignments whose workers crash in a loop on this instance. `reload` is its unfinished
+    reload, if there is one. `rss` is the resident memory of its workers in bytes, in which memory
+    that workers share is counted once for each of them. It is null if it is unknown.
     """
 
     instance: str

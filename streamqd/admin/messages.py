@@ -40,9 +40,9 @@ Row = TypeVar("Row")
 class MessagePosition(NamedTuple):
     """The position of a message in its list. As a cursor, it is written `RANK/PARTITION:PLACE`.
 
-    `place` is unique in the partition. Depending on the kind, it is an entry ID, `m:ID`, `r:ID` or
-    a send ID. `rank` is a number that is compared first, such as the due time. A rank of 0 is
-    omitted from the cursor.
+    `place` is unique in the partition. Depending on the kind of message, it is an entry ID, `m:ID`,
+    `r:ID` or a send ID. `rank` is a number by which the list is sorted first, such as the due time.
+    A rank of 0 is omitted from the cursor.
     """
 
     rank: int
@@ -76,12 +76,12 @@ class FoundMessage(NamedTuple, Generic[Item]):
 class MessageFilter:
     """A filter for messages. A message must match each field that is set.
 
-    `ids` contains names such as `PARTITION:PLACE`, and is used only by actions. `error_class`
-    matches either the class with its module, or only its last part. `key` must match exactly. A
+    `ids` contains names such as `PARTITION:PLACE`, and is used only by actions. `error_class` is
+    compared with the full name of the class and with its last part. `key` must match exactly, and a
     message must have all pairs in `headers`. Retries and delayed sends are read without their
     headers, so a filter with headers matches none of them. `since_unix_ms` (inclusive) and
-    `until_unix_ms` (exclusive) limit `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt
-    that a retry may be waiting for. Pending messages can be filtered only by partition and time.
+    `until_unix_ms` (exclusive) limit `FoundMessage.unix_ms`. `attempt_min` is the lowest number of
+    the next attempt of a retry. Pending messages can be filtered only by partition and time.
     """
 
     ids: tuple[str, ...] = ()
@@ -152,10 +152,10 @@ class MessagePage(Generic[Row]):
     """One page of a list, with rows of its kind.
 
     `total` is the number of all messages in the list, whether they match or not. Pass `cursor` to
-    get the next page. It is '' on the last page. `complete` is False if the search stopped at its
-    budget, or if the list leaves messages out. In both cases, more messages may match, even if
-    `cursor` is ''. `unreadable` lists values in Redis that cannot be read. A message whose position
-    cannot be read has no row, and a counter that cannot be read is 0.
+    get the next page. It is '' on the last page. `complete` is False if the search has used up its
+    budget, or if the list does not contain all messages of its kind. In both cases, more messages
+    may match, even if `cursor` is ''. `unreadable` lists values in Redis that cannot be read. A
+    message whose position cannot be read has no row, and a counter that cannot be read is 0.
     """
 
     now_unix_ms: int
@@ -170,7 +170,7 @@ class MessagePage(Generic[Row]):
 class MessageList(Generic[Item, Row]):
     """The messages of one kind over all partitions of a topic, in one order.
 
-    An instance is used for one search, and writes nothing. `partitions` is the number of partitions
+    Use an instance for one search only. It writes nothing. `partitions` is the number of partitions
     of the topic, and `total` returns the number of messages in them. `order` returns the sort key
     of a position, and raises ValueError if the position does not belong to this kind of list.
     `read` is called with partitions, a filter, a position to start from and a number of rows. It
@@ -201,10 +201,10 @@ class MessageList(Generic[Item, Row]):
     ) -> MessagePage[Row]:
         """Return a page of the matching messages.
 
-        The page has at most `limit` rows. The search stops when the page is full, or after it has
-        examined `budget` messages if that is set. Payloads are read a few at a time. Raises
-        InvalidRequestError if the cursor is from another list, and RequestRefusedError if the
-        partition in the filter does not exist.
+        The page has at most `limit` rows. The search stops when the page is full. If `budget` is
+        set, it also stops after it has examined this number of messages. Payloads are read a few at
+        a time. Raises InvalidRequestError if the cursor is from another list, and
+        RequestRefusedError if the partition in the filter does not exist.
         """
         following, complete, kept = "", self.complete, list[FoundMessage[Item]]()
         last = self._position(cursor) if cursor else None
@@ -230,7 +230,7 @@ class MessageList(Generic[Item, Row]):
     def iterate(
         self, choice: MessageFilter = MATCH_ALL, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield at most this number of matching messages, reading page by page.
+        """Yield up to `most` matching messages, reading page by page.
 
         Raises RequestRefusedError if the partition in the filter does not exist.
         """
@@ -243,8 +243,9 @@ class MessageList(Generic[Item, Row]):
     ) -> Iterator[FoundMessage[Item]]:
         """Yield every message that a search examines, even if it does not match the filter.
 
-        `most` is approximately the number of messages that the caller needs. It determines only the
-        size of the pages. Raises RequestRefusedError if the partition in the filter does not exist.
+        `most` is the approximate number of messages that the caller needs. It only determines the
+        page size, and does not limit the result. Raises RequestRefusedError if the partition in the
+        filter does not exist.
         """
         return self._merge(choice, None, most)
 

@@ -1,9 +1,10 @@
 """Find the message that a row of an outbox became. Writes nothing.
 
 `Outbox.send` returns `TOPIC/outbox/UID`, because the message is not in a partition yet. When a
-relay writes the message to one, its entry has the UID as its send ID. The UID starts with the time
-of the send on the sender's clock, at which the search starts. The search is limited, so it may be
-incomplete. A partition that cannot be read also makes it incomplete, but does not stop it.
+relay writes the message to a partition, the entry's send ID is this UID. The UID starts with the
+time of the send by the sender's clock, so only entries since that time are searched. The search is
+limited, so it may be incomplete. If a partition cannot be read, the search continues with the
+others, but is incomplete too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class OutboxUid(NamedTuple):
 
 
 class FoundEntry(NamedTuple):
-    """The partition and the entry of the message. `entry_id` is '' for a delayed send."""
+    """The partition and the entry of the message.
+
+    `entry_id` is '' if the message is still a delayed send.
+    """
 
     partition: int
     entry_id: str
@@ -130,7 +134,10 @@ def _search_since_send(
 
 
 def _search_newest(store: Store, streams: Mapping[int, str], uid: str) -> FoundEntry | None:
-    """Search the newest entries for a message whose delayed send has become due."""
+    """Search the newest entries for the message, which may have been written long after the send.
+
+    This is the case for a delayed send that has become due.
+    """
     pages = [read_backwards(store, number, key, size=PAGE_MAX) for number, key in streams.items()]
     newest = heapq.merge(*pages, key=lambda entry: entry.id, reverse=True)
     for entry in itertools.islice(newest, NEWEST):

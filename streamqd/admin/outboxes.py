@@ -1,7 +1,7 @@
-"""Read the outboxes as their relays publish them, and return remedies for operators.
+"""Read the state of outboxes that their relays publish, and return remedies for operators.
 
-Nothing is written, and the databases are not read. The number of rows in an outbox is therefore the
-one that its last relay published.
+This module writes nothing and does not read the databases. The number of rows in an outbox is
+therefore the one that its last relay published.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def failing_seconds(view: OutboxView, now_unix_ms: int) -> float:
 
 
 def find_shared_tables(views: Sequence[OutboxView]) -> list[list[OutboxView]]:
-    """Return groups of outboxes that share a table, because their relays use the same one."""
+    """Return groups of outboxes whose relays use the same table."""
     tables: dict[str, list[OutboxView]] = {}
     for view in views:
         if view.relayed and view.table:

@@ -1,4 +1,4 @@
-"""Derive the last owners of an assignment from the changes of owner that the scripts record."""
+"""Derive the last owners of an assignment from the recorded changes of owner."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ class OwnerPeriod:
     unknown. It is unknown if an older version changed the owner without recording this.
 
     `since_unix_ms` is None if the acquisition was not recorded. `until_unix_ms` is None for the
-    current owner, or if the end was not recorded. If the owner was lost, it is the time at which
-    another instance took over, which is later than the expiry of the lease. `held_seconds` is None
-    if one of the times it is computed from was not recorded.
+    current owner, or if the end was not recorded. If the owner was lost, `until_unix_ms` is the
+    time at which another instance took over, which is some time after the lease had expired.
+    `held_seconds` is the duration of the period, which lasts until now for the current owner. It is
+    None if the start or the end was not recorded.
     """
 
     owner: str
@@ -63,8 +64,8 @@ def read(
 ) -> list[OwnerPeriod]:
     """Return at most OWNERS_MAX of the last owners, newest first.
 
-    `owner` is the current owner, or '' if there is none. This takes one command. The reader records
-    invalid entries.
+    `owner` is the current owner, or '' if there is none. This sends one command. Invalid entries
+    are left out, and `reader` records them.
     """
     key = reader.keys.epochs(*assignment)
     [entries] = reader.ask([leases.owner_changes_command(reader.keys, assignment)])

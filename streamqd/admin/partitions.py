@@ -43,7 +43,7 @@ def view(
     group: str | None = None,
     partition: int | None = None,
 ) -> PartitionsView:
-    """Return the assignments of a topic, group and partition. None selects all.
+    """Return the assignments of a topic, group and partition, each of which is None for all.
 
     To select a partition, also select a topic. Raises TopicNotFoundError and RequestRefusedError.
     """

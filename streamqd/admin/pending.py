@@ -25,9 +25,10 @@ class PendingRow:
 
     `place` is the ID of the entry with a prefix: `m:` for the partition's stream, or `r:` for the
     group's retry stream. `idle_ms` is the time since its last delivery, and `deliveries` is the
-    delivery count that Redis keeps. `crashes` is the number of worker processes that crashed while
-    they handled the entry. `consumer` is `w` for streamqd, or the name of another client. If no
-    consumer holds the entry, `consumer` is '' and `idle_ms` is null.
+    number of its deliveries, as counted by Redis. `crashes` is the number of crashes of worker
+    processes that were counted against the entry. `consumer` is `w` for streamqd, or the name of
+    another client's consumer. If no consumer holds the entry, `consumer` is '' and `idle_ms` is
+    null.
     """
 
     partition: int
@@ -54,9 +55,9 @@ def messages(
     """Return the pending entries of a group, in one of `ORDERS`.
 
     The order `id` starts with the oldest entry, and its pages together contain every entry. The
-    orders `idle` and `deliveries` start with the highest value. They rank at most 100,000 entries
-    for each page, and the rank of an entry can change from one page to the next. Raises
-    TopicNotFoundError and RequestRefusedError.
+    orders `idle` and `deliveries` start with the highest value. They rank no more than 100,000
+    entries for each page. Because an entry's rank can change between two pages, they may omit or
+    repeat entries. Raises TopicNotFoundError and RequestRefusedError.
     """
     reader = ViewReader(store)
     partitions = groups.partition_count(store, topic, group, reader)
@@ -117,7 +118,7 @@ def _by_id(store: Store, source: _Source, group: str, lower: str) -> Iterator[Pe
 
 
 def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Iterator[Pending]:
-    """Yield at most SCAN_MAX pending entries, each with its rank."""
+    """Yield up to SCAN_MAX pending entries, each with its rank in this order."""
     left = SCAN_MAX
     positions = dict.fromkeys(sources, "-")
     while positions and left > 0:

@@ -1,4 +1,4 @@
-"""Check that the Redis user has the permissions of a daemon. No command is executed.
+"""Check that the Redis user has the permissions that a daemon needs, without running commands.
 
 Commands of operators need more permissions. See the users in etc/acl/.
 """

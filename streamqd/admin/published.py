@@ -25,7 +25,7 @@ _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
 
 
 class Fleet(NamedTuple):
-    """A fleet, identified by its name.
+    """A fleet, identified by its name in a store.
 
     An instance counts as lost if it sends no heartbeat for `stale` seconds.
     """

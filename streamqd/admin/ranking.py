@@ -22,7 +22,7 @@ def urgency(row: AssignmentRow) -> tuple[float | str, ...]:
     rank = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
     if not rank and (word not in CALM or (row.longest_run_seconds or 0) >= STUCK_SECONDS):
         rank = 1
-    # Waits and lags are ranked in steps that double, so that similar rows do not keep changing
+    # Waits and lags are ranked by powers of two, so that similar rows do not keep changing
     # places.
     return rank, *(
         int(math.log2(1 + figure / 4)) for figure in (row.oldest_seconds or 0, row.lag or 0)
@@ -68,7 +68,7 @@ def sort_rows(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
 def select_rows(
     rows: Iterable[AssignmentRow], text: str, order: str, *, reverse: bool = False
 ) -> list[AssignmentRow]:
-    """Return the assignments with a text in their name, owner or state, in one of `ORDERS`."""
+    """Return the assignments whose name, owner or state contains a text, in one of `ORDERS`."""
     wanted = text.lower()
     found = sort_rows(
         [

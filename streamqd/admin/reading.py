@@ -52,8 +52,8 @@ class Id(NamedTuple):
     def before(self) -> Id:
         """Return the greatest ID before this one, or 0-0 for 0-0.
 
-        A group's position is the last ID that it has read. If a group is set to the returned
-        position, it therefore reads this entry next.
+        The position of a group is the last ID that it has read. To make a group read an entry next,
+        set its position to the ID before that entry.
         """
         if self.seq:
             return Id(self.ms, self.seq - 1)
@@ -210,8 +210,8 @@ def read_forwards(
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield the entries that follow `after`, up to and including `until`, in pages, oldest first.
 
-    A page has at most `size` entries, and ends earlier when its entries reach 512 KiB. Only the
-    last entry of a page may exceed this limit.
+    A page has at most `size` entries. It ends earlier after the entry with which it reaches 512
+    KiB.
     """
     lower = "-" if after is None else range_after(str(after).encode())
     upper = "+" if until is None else str(until)
@@ -247,9 +247,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A value in Redis that is not valid for its key and field. `field` is '' for the whole key.
+    """A value in Redis that is not valid for its key and field.
 
-    `found` is the value in printable form, or the server's error. `wanted` describes a valid value.
+    `field` is '' if the whole key is invalid. `found` is the value in printable form, or the
+    server's error. `wanted` describes a valid value.
     """
 
     key: str
@@ -265,8 +266,8 @@ class Unreadable:
 class ViewReader:
     """Reads from Redis for one view, and records each invalid value once.
 
-    An invalid value is treated as missing. A tolerant reader also continues after error replies.
-    `forbidden` contains the commands that the Redis user may not run.
+    An invalid value is treated as missing. A tolerant reader also continues if the server rejects a
+    command. `forbidden` contains the commands that the Redis user may not run.
     """
 
     def __init__(self, store: Store, *, tolerant: bool = False) -> None:
@@ -329,11 +330,9 @@ class ViewReader:
             return None
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Return the value that a parser returns.
+        """Call a parser and return its result.
 
-        If the parser raises InvalidValueError, record it.
-
-        In that case, return None.
+        If it raises InvalidValueError, record the invalid value and return None.
         """
         try:
             return parse(*args, **named)
@@ -358,9 +357,10 @@ class ViewReader:
         self._rows.setdefault((row.key, row.field, row.found), row)
 
     def add_error(self, error: RedisResponseError, key: str, command: str) -> None:
-        """Record an error of the server about a key, or raise it if it is not limited to this key.
+        """Record an error that the server returned for a key.
 
-        A tolerant reader raises the error only if the whole server is unavailable.
+        If the error may affect other keys as well, raise it instead. A tolerant reader raises it
+        only if the server would refuse any other command too.
         """
         if error.code == "WRONGTYPE":
             self.add(_mistyped_error(key))
@@ -460,7 +460,7 @@ def measure_memory(store: Store, streams: Sequence[str], samples: int) -> list[i
 
 
 def lease_views(reader: ViewReader, assignments: Sequence[Assignment]) -> list[LeaseView]:
-    """Return the fence and the lease of each assignment. A number that is invalid becomes 0."""
+    """Return the fence and the lease of each assignment. Invalid numbers are replaced by 0."""
     replies = reader.ask(
         [
             command
@@ -496,7 +496,7 @@ def lease_view(
 def group_names(
     reader: ViewReader, reply: Sequence[Any] | None, stream: str
 ) -> list[dict[str, Any]]:
-    """Parse a reply of XINFO GROUPS. In the result, `name` is a string.
+    """Parse a reply to XINFO GROUPS into dictionaries, in which `name` is a string.
 
     Groups whose names are not UTF-8 are recorded and left out.
     """

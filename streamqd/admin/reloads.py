@@ -23,8 +23,8 @@ class PendingReload:
     `asked_unix_ms` is the time at which the reload was requested: the time of the directive
     (server's clock) or of the signal (clock of the instance's host). `by` and `reason` come from
     the directive, and are '' for a signal. `assignment` is the assignment whose worker is being
-    replaced. `waits_for` is a clause for use in sentences. `its_turn` is False while other
-    instances reload first.
+    replaced. `waits_for` is a clause that describes what the reload is waiting for. `its_turn` is
+    False while other instances reload first.
     """
 
     asked_unix_ms: int
@@ -53,7 +53,7 @@ def find_pending(
         since = published.read_integer(raw.get("since_unix_ms")) or 0
         at = published.read_integer(raw.get("directive_unix_ms")) or 0  # 0 for a signal
         assignment = _parse_assignment(raw.get("assignment"))
-        # If the directive is later, it asks for another reload, which waits until this one has
+        # If the directive is later, it requests another reload, which waits until this one has
         # finished.
         announced = directive if directive is not None and directive.at_unix_ms == at else None
         return PendingReload(

@@ -28,10 +28,10 @@ class TrimRow:
 
     `removed` is the number of removed entries. In a dry run, it is an upper limit, because the
     server removes only whole nodes (100 entries by default), and it is null if it exceeds 100,000.
-    `messages` is the number of entries that the partition has now, and `bytes` is the memory that
-    they approximately use, or null without the permission to read it. `holder` is the group that
-    needs the oldest entry that must stay, @archive if the archive needs it, or '' if no entry must
-    stay. `held_since_unix_ms` is the time at which that entry was written.
+    `messages` is the number of entries that the partition has now, and `bytes` is their approximate
+    memory use, or null without the permission to read it. `holder` is the group that needs the
+    oldest entry that must stay, @archive if the archive needs it, or '' if no entry must stay.
+    `held_since_unix_ms` is the time at which that entry was written.
     """
 
     partition: int
@@ -99,8 +99,9 @@ def trim(
 ) -> TrimReport:
     """Trim partitions to the entries that a topic with the settings `wanted` would keep.
 
-    `expected` contains the groups that must exist. If one is missing, or if no group reads the
-    topic, its position cannot limit the trim, so RequestRefusedError is raised.
+    `expected` contains the groups that must exist. Raises RequestRefusedError if one of them is
+    missing, or if no group reads the topic, because the trim could then remove messages that have
+    not been handled yet.
     """
     now = server_unix_ms(store.connection)
     rows, reader = [], ViewReader(store)
@@ -164,7 +165,7 @@ def find_floor(positions: PartitionPositions, archive: bool) -> tuple[str, Id | 
 def parse_positions(
     reader: ViewReader, topic: str, partition: int, reply: Reply | None
 ) -> PartitionPositions | None:
-    """Parse a reply to `retention.measure`. Return None if it is unreadable.
+    """Parse a reply to `retention.measure`. Return None if it is invalid.
 
     A group whose name is not UTF-8 is shown with escaped bytes and recorded as unreadable.
     """

@@ -96,10 +96,10 @@ def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, Retry
 
 
 def select_rows(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
-    """Return the retries that a filter names or, if it names none, all that match it.
+    """Return the retries with the IDs in a filter or, if it has no IDs, all that match it.
 
-    They are sorted by partition. Raises TopicNotFoundError. Raises RequestRefusedError, before any
-    retry is changed, if an ID is invalid or its retry is no longer waiting.
+    They are sorted by partition. Raises TopicNotFoundError. Raises RequestRefusedError if an ID is
+    invalid or its retry is no longer waiting.
     """
     waiting = messages(store, topic, group)
     if not choice.ids:
@@ -128,12 +128,10 @@ def make_due(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> 
 def cancel(
     store: Store, topic: str, group: str, rows: Sequence[RetryRow], *, drop: bool = False
 ) -> RetriesCanceled:
-    """Turn waiting retries into dead letters with the reason canceled.
+    """Cancel waiting retries, which turns them into dead letters with the reason `canceled`.
 
-    If `drop` is True, delete them.
-
-    If the group reads dead letters, its retries are always deleted, because the dead letters that
-    they were made from still exist.
+    If `drop` is True, delete them instead. The retries of a group that reads dead letters are
+    always deleted, because the dead letters for which they were made still exist.
     """
     drop = drop or group.endswith(DLQ_SUFFIX)
     words: list[str] = []

@@ -28,8 +28,8 @@ class GroupScale:
     messages of a partition could not all be counted, `backlog_exact` is false and `backlog` is a
     lower bound. `busy` is the number of partitions with pending messages.
 
-    `wanted` is the number of workers: one for each partition with a backlog, but no more than one
-    for each `target` messages. It is 0 for a paused or stopped group.
+    `wanted` is the number of workers that the group can use: one for each partition with a backlog,
+    but no more than one for each `target` messages. It is 0 for a paused or stopped group.
     """
 
     backlog: int
@@ -42,7 +42,7 @@ class GroupScale:
 
 @dataclass(frozen=True, slots=True)
 class ScaleView:
-    """The work of all chosen groups, by TOPIC/GROUP, and the total over them.
+    """The work of all selected groups, by TOPIC/GROUP, and their total.
 
     `target` is the number of messages that each worker should have. `within_seconds` is the period
     within which messages must become due to be counted. `unreadable` lists values in Redis that

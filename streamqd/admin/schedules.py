@@ -1,7 +1,8 @@
 """List, add, edit, pause, run and remove schedules in Redis, and compute their next ticks.
 
-A schedule is either declared in the files of a fleet or added by an operator. Only those that
-operators added can be edited here, because a fleet would declare the others again as in its files.
+A schedule is either declared in the files of a fleet or added by an operator. Only schedules that
+operators added can be edited here, because a fleet would soon declare the others again with the
+settings in its files.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ class ScheduleRow:
 
     `state` is active, paused, orphaned (no instance declares it), unreadable, moving (to another
     partition), finished (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null
-    if no tick follows. `last_tick` is the `x-scheduled-for` of the last message that it sent, and
-    `late_ms` is the delay of this message. Both are null if it has sent none. `fired` is the number
-    of messages that it has sent, and `skipped` the number of ticks for which it sent no message.
+    if no tick follows. `last_tick` is the `x-scheduled-for` header of the last message that the
+    schedule sent, and `late_ms` is the delay of this message. Both are null if it has sent none.
+    `fired` is the number of messages that it has sent, and `skipped` the number of ticks for which
+    it sent no message.
     """
 
     name: str
@@ -100,8 +102,8 @@ class ScheduleDetail:
     """All details of one schedule.
 
     `specification` contains its settings. If they are invalid, it is null, and `problem` is the
-    reason. `declared_unix_ms` is the last time at which an instance declared the schedule. It is
-    null if an operator added the schedule. `last_uid` is the uid of its last message.
+    reason. `declared_unix_ms` is the last time at which an instance declared the schedule, or null
+    if an operator added it. `last_uid` is the uid of the last message that it sent.
     """
 
     now_unix_ms: int
@@ -116,9 +118,9 @@ class ScheduleDetail:
 class Tick:
     """One tick of a schedule.
 
-    `tick` is the value of `x-scheduled-for`, and `local` is the same time in the schedule's time
-    zone. The message is sent at `due_unix_ms`. This is the tick plus the schedule's fixed offset,
-    which `jitter` determines.
+    `tick` is the value of the message's `x-scheduled-for` header, and `local` is the same time in
+    the schedule's time zone. The message is sent at `due_unix_ms`, which is the tick plus a fixed
+    offset within the schedule's `jitter`.
     """
 
     tick: str
@@ -169,8 +171,8 @@ class ScheduleRan:
 class _SeenSchedule:
     """A schedule as it was read.
 
-    `kept` is its stored state, or None if its partition has none, or if the state cannot be read.
-    In the second case, `readable` is False.
+    `kept` is its stored state. If the partition has no such state, `kept` is None. If the state
+    cannot be read, `kept` is None and `readable` is False.
     """
 
     name: str
@@ -180,7 +182,7 @@ class _SeenSchedule:
 
     @property
     def places(self) -> list[TopicPartition]:
-        """The partitions that may contain its state. While it is moved, there are two of them."""
+        """The partitions that may contain its state, which are two while it is being moved."""
         return [each for each in (self.line.place, self.line.origin_place) if each is not None]
 
     @property
@@ -357,7 +359,7 @@ class ScheduleTotals:
 def totals(reader: ViewReader, topic: str | None, now_unix_ms: int) -> ScheduleTotals:
     """Count the schedules of one topic or of all topics.
 
-    At most COUNTED_MAX schedules are counted by state.
+    Only the states of the first COUNTED_MAX schedules by name are read and counted.
     """
     return count_schedules(reader, topic, now_unix_ms)[0]
 
@@ -389,7 +391,7 @@ def count_schedules(
 
 
 def is_late(row: ScheduleRow, now_unix_ms: int) -> bool:
-    """Return True if a schedule was due over a minute ago but no instance has sent its message."""
+    """Return True if a schedule was due over a minute ago, but its message has not been sent."""
     due = row.due_unix_ms
     return row.state == ACTIVE and due is not None and due < now_unix_ms - LATE_MS
 
@@ -596,7 +598,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
 
 
 def _time_between_ticks(schedule: Schedule, instant: int) -> int:
-    """Return this time, or if it is a tick, the next millisecond that is none."""
+    """Return this time or, if it is a tick of the schedule, the first later time that is not."""
     while next_tick(schedule, instant - 1) == instant:
         instant += 1
     return instant
@@ -738,9 +740,9 @@ def _build(given: Mapping[str, Any]) -> Schedule:
 
 
 def _clear_replaced(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these settings, plus empty values for the settings that they replace.
+    """Return these settings, with empty values added for settings that they cannot be used with.
 
-    For example, `every` replaces `cron` and `at`, and `key` replaces `partition`.
+    For example, `every` clears `cron` and `at`, and `key` clears `partition`.
     """
     changed = dict(given)
     chosen = [name for name in _WHEN if name in given]
@@ -825,7 +827,7 @@ def _may_resume(store: Store, found: _SeenSchedule) -> bool:
 def _may_remove(store: Store, found: _SeenSchedule) -> bool:
     """Return True. If an instance still declares the schedule, raise RequestRefusedError instead.
 
-    If the schedule were removed, that instance would add it again within 10 s.
+    Removing the schedule would be useless, because that instance would add it again within 10 s.
     """
     kept, now = found.kept, server_unix_ms(store.connection)
     if kept is not None and kept.origin == FILE:

@@ -1,10 +1,10 @@
 """Read a snapshot of the fleet, with a row for each assignment.
 
-`read` measures the rows in Redis. `read_published` takes them from the summaries that instances
-publish every 2 s, and measures only the assignments that no summary contains. If an instance hangs,
-its last summary is used until it expires, which takes up to 10 s. Neither function writes.
-`status`, `top`, `why`, `trace` and the plan of a drain are views of the result. An invalid value is
-treated as missing and listed in `unreadable`. It does not affect other rows.
+`read` reads each assignment in Redis itself. `read_published` uses the summaries that instances
+publish every 2 s, and reads only assignments that no summary contains. If an instance hangs, its
+last summary is used until it expires, which takes up to 10 s. Neither function writes. `status`,
+`top`, `why`, `trace` and the plan of a drain are views of the result. An invalid value is treated
+as missing and listed in `unreadable`. It does not affect other rows.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ _TOP_ASSIGNMENT = (
 def _by_partition(
     rows: Iterable[AssignmentRow], of: Callable[[AssignmentRow], float | None]
 ) -> Iterable[float]:
-    """Return one value per partition: the highest one that its groups' owners have published."""
+    """Return one value for each partition: the maximum of the values in the rows of its groups."""
     found: dict[tuple[str, int], float] = {}
     for row in rows:
         place = (row.topic, row.partition)
@@ -163,12 +163,12 @@ def read(
     dead_letters: bool = False,
     reader: ViewReader | None = None,
 ) -> FleetSnapshot:
-    """Read the fleet, and measure the assignments of a topic, group and partition.
+    """Read the fleet and the assignments of a topic, group and partition, each None for all.
 
-    None selects all. To select a partition, also select a topic. For every 256 assignments, this
-    takes about 10 pipelines of at most 256 commands or scripts. If `dead_letters` is True, the
-    partitions are measured too, and at most DEAD_LETTERS_MAX dead letters are counted by group.
-    Raises TopicNotFoundError and RequestRefusedError.
+    To select a partition, also select a topic. For every 256 assignments, this takes about 10
+    pipelines of at most 256 commands or scripts. If `dead_letters` is True, also measure the
+    partitions, and count up to DEAD_LETTERS_MAX dead letters by group. Raises TopicNotFoundError
+    and RequestRefusedError.
     """
     reader = reader or ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -197,8 +197,8 @@ def read(
 def read_published(fleet: Fleet) -> FleetSnapshot:
     """Read the summaries of all instances, in two pipelines however many assignments there are.
 
-    Assignments that have a consumer but are in no summary are measured, but no more than STRAYS_MAX
-    of them.
+    If assignments have a consumer but are in no summary, up to STRAYS_MAX of them are measured in
+    Redis.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -290,8 +290,8 @@ def _make_shared_values(
 ) -> Callable[[Assignment], dict[str, Any]]:
     """Return a function that supplies the values of a row that are stored outside its assignment.
 
-    The owner of an assignment does not publish these values, and the assignment's keys do not
-    contain them. They are stored for its partition or for the whole fleet.
+    These are values of the partition or of the whole fleet, such as directives. The owner of the
+    assignment does not publish them, and the assignment's keys do not contain them.
     """
     by_assignment: dict[Assignment, list[RecentFailure]] = {}
     for each in failures:
@@ -358,8 +358,8 @@ def _count_dead_letters(
                 partial(_add_dead_letters, found[place]), reply, reader.keys.dlq(*place)
             )
             found[place] = counted or DeadLetterCount()
-        # If dead letters were removed during a count, the count restarts. It is then not continued
-        # here, so that this function returns. The next read counts them again.
+        # If dead letters were removed during a count, it has to start again. Do not do so here, so
+        # that this function does not run for too long. The next read counts them again.
         left = [place for place in left if found[place].after and not found[place].whole]
         read += len(calls) * statistics.DEAD_LETTERS_AT_ONCE
     return found

@@ -22,8 +22,9 @@ REQUESTS_MAX = 16  # maximum number of unanswered stack requests among a fleet's
 class StackView:
     """The last published stack of an assignment, and the last request for one.
 
-    If the request has no answer yet, `awaited` is true for ANSWER_SECONDS, and then `missed` is
-    true instead. Both are false if there is no request, or if `published` is the answer to it.
+    While the owner still has time to answer the request (ANSWER_SECONDS), `awaited` is true. If it
+    did not answer in time, `missed` is true instead. Both are false if there is no request, or if
+    `published` is the answer to it.
     """
 
     request: Directive | None
@@ -35,7 +36,7 @@ class StackView:
 def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> WrittenDirective:
     """Ask the owner of an assignment to publish the stack of its worker.
 
-    This also removes the fleet's requests that are too old to be answered. Raises
+    This also removes requests in the fleet that are too old to be answered. Raises
     RequestRefusedError if the assignment has no live owner, or if there are already REQUESTS_MAX
     other recent requests.
     """

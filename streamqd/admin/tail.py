@@ -1,4 +1,4 @@
-"""Follow the messages of a topic without a group, so that its consumers still get every message."""
+"""Follow the messages of a topic without a group, so that its consumers still get all of them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ class TailedEntry:
 
 
 class Tail:
-    """A position in a topic, at its end when the instance was created.
+    """A reader of a topic, which remembers where the topic ended when the reader was created.
 
-    `last` and `since` return the messages before this position, and `follow` returns those after
-    it.
+    `last` and `since` return messages up to this position, and `follow` returns those after it.
     """
 
     def __init__(self, store: Store, topic: str, partition: int | None = None) -> None:

@@ -28,8 +28,8 @@ class TopicRow:
 
     `messages` is the number of entries in its partitions. `groups` contains the names of its
     groups. `created_unix_ms` is the time at which it was registered, or null if that is unknown.
-    `unreadable` lists invalid values in its keys, which are treated as missing. A name in the
-    registry that is not a valid topic name has its own row, in which `topic` is this name.
+    `unreadable` lists invalid values in its keys, which are treated as missing. If the registry
+    contains a name that is not valid for a topic, this name has a row of its own.
     """
 
     topic: str
@@ -95,8 +95,8 @@ class TopicDetail:
     `settings` contains the settings that are registered with the topic, and `configured` those in
     this configuration. `effective` contains the settings that a daemon with this configuration
     uses: configured settings override registered ones, which override the defaults. `growing_to` is
-    the partition count after the growth in progress, or null. `unreadable` lists invalid values in
-    the topic's keys, which are treated as missing.
+    the partition count to which the topic is growing, or null if it is not growing. `unreadable`
+    lists invalid values in the topic's keys, which are treated as missing.
     """
 
     topic: str
@@ -198,7 +198,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
 
 
 def known_meta(reader: ViewReader, topic: str) -> topics.TopicMeta | None:
-    """Return the registration of a topic, without any invalid values.
+    """Return the registered metadata of a topic, without any invalid values.
 
     Return None if the topic is unknown or its partition count is invalid.
     """

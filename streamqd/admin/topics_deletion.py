@@ -42,9 +42,10 @@ _OF_PARTITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class DeletionExtent:
-    """The extent of a deletion. `owned` lists the owned assignments, each with its owner.
+    """The data that a deletion would remove.
 
-    `partly_deleted` is True if an earlier deletion was interrupted.
+    `owned` lists the owned assignments, each with its owner. `partly_deleted` is True if an earlier
+    deletion was interrupted.
     """
 
     topic: str

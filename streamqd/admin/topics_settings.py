@@ -26,8 +26,9 @@ TRIES = 5  # attempts if other clients change the same settings at the same time
 class TopicSettings:
     """The result of `topic settings`, with the three kinds of settings that `topic describe` shows.
 
-    `registered` is called `settings` there. `changed` is True if this call changed the registered
-    settings. `unreadable` lists registered settings that are invalid and therefore ignored.
+    `topic describe` shows `registered` under the name `settings`. `changed` is True if this call
+    changed the registered settings. `unreadable` lists registered settings that are invalid and
+    therefore ignored.
     """
 
     topic: str
@@ -111,7 +112,10 @@ def _invalid_error(raw: bytes | None, key: str) -> InvalidValueError:
 def changed_topic(
     topic: str, stored: Mapping[str, Any], assignments: Sequence[str]
 ) -> config.Topic:
-    """Return the registered settings with the given changes. Raises ConfigError."""
+    """Return the registered settings with changes such as `retention.max_age=24h` applied.
+
+    Raises ConfigError.
+    """
     problems = Problems()
     path = ("topics", topic)
     raw: dict[str, Any] = {}

@@ -49,8 +49,8 @@ class EntryTrace:
     - `schedule` is the name of the schedule that sent the message, and `scheduled_for` is the tick
       (ISO 8601, UTC).
     - `send_id` is the ID of the delayed send or the outbox row that became this message.
-    - `copy_of` is the uid of the original, if a replay of dead letters to every group or to another
-      topic wrote this entry.
+    - `copy_of` is the uid of the original message, if this entry was written by a replay of dead
+      letters to every group or to another topic.
     - `replay_of` is the entry that `pipeline replay` sent again.
     - `edited_from` is the message that was edited in the console.
     - `trace_id` is the trace ID of the send.
@@ -103,7 +103,7 @@ class GroupTrace:
     - retry-unread: due for its next attempt, but not read yet.
     - dead-lettered
     - acknowledged: delivered, and no longer pending, waiting or dead-lettered.
-    - missed, missing: used instead of unread and acknowledged if nothing proves that the message
+    - missed, missing: used in place of unread and acknowledged if nothing proves that the message
       was ever written.
     - unreadable: the state cannot be read, for the reason in `problem`.
 
@@ -202,7 +202,7 @@ def read_uid(text: str) -> Name:
 
 
 def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
-    """Trace a message, or a send and the message that it became.
+    """Trace a message by its ID, or a delayed send together with the message that it produced.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if Redis has no trace of the message,
     which may also mean that it was never written.
@@ -246,7 +246,7 @@ def _trace_outbox_row(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
 def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
     """Find a delayed send by its send ID.
 
-    If it was already sent, find the message that it became. Raises RequestRefusedError if neither
+    If it was already sent, find the message that it produced. Raises RequestRefusedError if neither
     is found.
     """
     store = fleet.store
@@ -562,8 +562,8 @@ COUNT_DIGITS = 9
 def _is_whole(stream: dict[bytes, Any]) -> bool:
     """Return True if a stream still has every entry that was ever added to it.
 
-    If the server does not count added entries (Redis before 7.0), this is unknown. Return False
-    then.
+    Return False if this is unknown, because the server does not count added entries (Redis before
+    7.0).
     """
     return b"entries-added" in stream and stream[b"entries-added"] == stream[b"length"]
 
@@ -571,9 +571,10 @@ def _is_whole(stream: dict[bytes, Any]) -> bool:
 def _is_kept_part(entry_id: Id, stream: dict[bytes, Any]) -> bool:
     """Return True if no entry with this ID or a later one was ever deleted from the stream.
 
-    This is certain if the ID is greater than the first entry's, because trimming removes only the
-    oldest entries, and greater than the greatest ID that XDEL removed. Return False if the server
-    does not record the latter (Redis before 7.0), or if the stream is empty.
+    There are two ways to delete an entry. Trimming removes only the oldest entries, so the ID must
+    be greater than that of the first entry. XDEL can remove any entry, so the ID must also be
+    greater than the greatest ID that XDEL has removed. Return False if the server does not record
+    that ID (Redis before 7.0), or if the stream is empty.
     """
     first, deleted = stream.get(b"first-entry"), stream.get(b"max-deleted-entry-id")
     if not first or deleted is None:

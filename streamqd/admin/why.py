@@ -45,9 +45,10 @@ OUTBOX_SECONDS = 10.0  # seconds that a relay is blocked, or a row waits, before
 
 @dataclass(frozen=True, slots=True)
 class WaitCause:
-    """One reason why a partition makes no progress, or, if `moves` is True, how it makes progress.
+    """One reason why a partition makes no progress.
 
-    `word` identifies the cause and is stable across versions.
+    If `moves` is True, the partition does make progress, and the cause describes how. `word`
+    identifies the cause and is stable across versions.
     """
 
     word: str
@@ -134,7 +135,7 @@ class WaitFacts:
     def slope(self) -> float:
         """Growth of the lag in messages per second.
 
-        If the lag is not counted, its growth is derived from the rates at which messages arrive and
+        If the lag is unknown, its growth is estimated from the rates at which messages arrive and
         are handled.
         """
         if self.row.lag is not None:
@@ -213,10 +214,11 @@ def answer(
 ) -> list[Answer]:
     """Explain one partition of a topic or all partitions, for one group or for every group.
 
-    The answers are ordered by group. `configured` contains the names of the outboxes in the
-    configuration. As long as such an outbox has never had a relay, its topics are unknown, so it is
-    reported only for a whole topic and not for a single partition. Listing the owners takes another
-    command for each assignment. Raises TopicNotFoundError and RequestRefusedError.
+    The answers are sorted by group. `configured` contains the names of the outboxes in the
+    configuration. If such an outbox never had a relay, its topics are unknown, so it is reported
+    only for a whole topic and not for a single partition. If `with_owners` is True, the last owners
+    are listed, which takes another command for each assignment. Raises TopicNotFoundError and
+    RequestRefusedError.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
@@ -264,7 +266,7 @@ def answer(
 def _add_outbox_causes(found: list[WaitCause], late: list[WaitCause]) -> list[WaitCause]:
     """Combine the causes of a group with those of the outboxes that feed its topic.
 
-    If the group has no messages, it waits for the outboxes, so their causes replace its own.
+    If the group has no messages, it is waiting for the outboxes, so their causes replace its own.
     Otherwise, its own causes come first.
     """
     return late or found if found[0].word == "idle" else [*found, *late]
@@ -282,8 +284,8 @@ def _outbox_causes(
         if view.rows:
             text = f"no relay owns {name}; it last had {waiting}"
         elif view.name in configured:
-            # Rows may have been committed since the last relay reported. Their number is unknown
-            # here.
+            # Rows may have been committed since the last relay reported, but their number is
+            # unknown here.
             text = f"no relay owns outbox {view.name}, so rows for {topic} may wait in its table"
         else:
             return None
@@ -426,7 +428,7 @@ def _in_states(*states: str) -> Callable[[WaitFacts], bool]:
 
 
 def _keeps_messages(f: WaitFacts) -> bool:
-    """Return True if messages wait for an earlier one of their key, and no other key progresses."""
+    """Return True if messages wait for an earlier one with their key, and no others are handled."""
     held = f.row.held or 0
     others = f.row.oldest_unread_unix_ms or (f.row.pending or 0) > held
     other_state = _in_states("blocked", "halted", "probing", "flooded", "throttled")
