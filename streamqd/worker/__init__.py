@@ -1,21 +1,22 @@
 """The worker: the process that handles the messages of one assignment.
 
-`worker` contains the lifecycle and the serving loop: it boots, runs pending entries (`recovery`),
-serves, and leaves. `turns` contains one turn of these loops and their waits for events. `reader`
-reads entries and waits in a long poll. A worker never acquires or renews a lease. `standby` is a
-worker that has booted and is waiting to take over. Between two messages, the worker checks
-`control_channel` for the supervisor's commands.
+`worker` contains the lifecycle and the serving loop. A worker boots, runs the pending entries
+(`recovery`), serves new ones, and leaves. `turns` contains the steps and waits that serving and
+recovery share. `reader` reads entries and waits in a long poll. A worker never acquires or renews a
+lease. A `standby` is a worker that has booted and is waiting to take over from another one. Between
+two messages, the worker checks `control_channel` for the supervisor's commands.
 
 An *executor* holds the fetched entries (`entry`) and runs them. `serial` runs one message after
 another, through `runs` or in `batches`, and `concurrent` runs several at a time in the `lanes`.
 `ordering` selects the messages that may start. `blocking` and `held_keys` retry a failed message
 before any later message that must not overtake it.
 
-`verdicts` turns the outcome of a run into a settlement, and `settler` sends it to Redis. `gates`
-(with `guards` and `throttle`) delays the start of runs. `quarantine` lets the entries of a lost
-owner run in rounds, and `reclaim` takes over entries from other clients. `hooks` holds the user's
-code, and `eventloop` runs its coroutines. `forks` prevents processes that a handler forks from
-acting as workers, and `soft_limit` interrupts the handler.
+`verdicts` decides what happens to a message after its run, and `settler` sends this to Redis as an
+acknowledgment, a retry or a dead letter. `gates` (with `guards` and `throttle`) delays the start of
+runs. `quarantine` runs the entries of a lost owner in rounds, to find a message that kills its
+host. `reclaim` takes over entries from other clients. `hooks` holds the user's code, and
+`eventloop` runs its coroutines. `forks` prevents processes that a handler forks from acting as
+workers, and `soft_limit` interrupts the handler.
 
 `context` contains the objects that the parts share. No part depends on the worker itself.
 """
@@ -48,7 +49,7 @@ def run_worker(
 ) -> int:
     """Run as the worker of a consumer, and return the exit code.
 
-    If the grant has no token, the process first waits as a standby.
+    If the grant has no token, the process first waits as a standby until it gets one.
     """
     forking_worker = forks.ForkingWorker(grant.lease.assignment, slot, control)
     forks.fork_role.enter_worker(forking_worker)
@@ -69,5 +70,6 @@ def run_worker(
         ControlChannel(slot, control, lambda: None).fail(str(error))
         return ExitCode.BOOT_FAILED
     finally:
-        # A child that a handler or hook forked may also get here, and must not act as the worker.
+        # A process that a handler or hook has forked may also get here. It must not act as the
+        # worker, so it exits.
         forks.fork_role.end_child()

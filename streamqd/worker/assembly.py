@@ -54,9 +54,11 @@ def assemble(
     control: socket.socket,
     booted: tuple[Hooks, Connection] | None = None,
 ) -> WorkerLoop:
-    """Import the handler and build its worker. Raises HandlerLoadError.
+    """Import the handler and build its worker.
 
-    `booted` holds the loaded handler and the connection that a standby has prepared.
+    `booted` holds the loaded handler and the connection if this process was a standby that has
+    already prepared them. Raises HandlerLoadError if the handler cannot be loaded or does not fit
+    the consumer's settings.
     """
     slot.state = WorkerState.BOOTING
     lease = grant.lease

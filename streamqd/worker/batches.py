@@ -1,7 +1,8 @@
 """Run batches: one call of the handler gets many messages, each of which is settled separately.
 
-While a batch is running, all its entries are RUNNING. If the process dies, all of them are suspects
-and none is charged. The next process runs them in smaller batches (`policy/rounds.py`).
+While a batch is running, all its entries are RUNNING. If the process crashes, any of them may be
+the cause, so all of them become suspects, and the crash is charged to none. The next process runs
+them in smaller batches to find the cause (`policy/rounds.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class BatchRunner:
     ) -> None:
         """Start with an empty batch.
 
-        `size` is the size of the largest batch that `batch_size` and the rate limit allow.
+        `size` is the largest number of messages in a batch. The caller has already lowered it to
+        the number that the rate limit allows to start at a time.
         """
         self._context = context
         self._function = function
@@ -72,13 +74,13 @@ class BatchRunner:
         return 0
 
     def drop_collected(self) -> None:
-        """Drop the collected entries. They stay pending."""
+        """Forget the collected entries. They stay pending in Redis."""
         self._taken = []
 
     def run_collected(self) -> None:
         """Call the handler for the collected entries, and record the result of each.
 
-        Raises Stop if this process has then handled `max_messages`.
+        Raises Stop if this process has handled `max_messages` messages after that.
         """
         batch, self._taken = self._taken, []
         if not batch:
@@ -119,7 +121,8 @@ class BatchRunner:
         if isinstance(errors, BaseException):
             errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
-            # Later, while the verdict on a failed entry is determined, only this entry is RUNNING.
+            # No entry stays RUNNING. While the verdict on a failed entry is determined, that entry
+            # alone becomes RUNNING again, so that a crash is charged to it.
             states[taken.index] = DONE if error is None else FAILED
         self._last_run_ns = now_ns() - now
         self._context.counts.note_time(self._last_run_ns, len(batch))
@@ -139,10 +142,11 @@ class BatchRunner:
 
 
 def batch_errors(end: object, batch: list[Message]) -> list[BaseException | None]:
-    """Return the error of each message in a batch, or None if the message was handled.
+    """Return a list with the error of each message in a batch, or None if it was handled.
 
-    `end` is the handler's return value or its exception. If the handler names a message that is not
-    in the batch, the whole batch fails.
+    `end` is the handler's return value or its exception. An exception applies to all messages,
+    except for `Failures`, which names those that failed. If it names a message that is not in the
+    batch, the whole batch fails.
     """
     error = handlers.run_error(end)
     if not isinstance(error, handlers.Failures):

@@ -1,9 +1,9 @@
 """`on_error = "block"`: a failed message runs again in its place, ahead of all later messages.
 
-While it waits, its state byte is WAITING, as before its first run. Time limits therefore do not
-count the wait, and no message is charged if the process exits during the wait. The failure count
-and the due time are written to Redis before the wait, so that the next owner starts with this
-message, waits only for the remaining time, and continues the count.
+While the message waits for its next run, its state byte is WAITING, as before its first run. So the
+wait does not count towards time limits, and if the process exits during the wait, no message is
+charged. The failure count and the due time are written to Redis before the wait. If another owner
+takes over, it starts with this message, waits only for the remaining time, and continues the count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BlockedPartition:
         self._quarantine = quarantine
 
     def count_free(self, _messages: list[Message], _start: int) -> int:
-        """Return 0, because each message may have to run again before the next one."""
+        """Return 0, because each message may have to run again before the next one may start."""
         return 0
 
     def may_run(self, entry: FetchedEntry) -> bool:
@@ -36,7 +36,7 @@ class BlockedPartition:
         return True
 
     def keep(self, entry: FetchedEntry) -> None:
-        """Mark a failed message as waiting. `may_run` waits until it is due."""
+        """Mark a failed message as waiting. The next call of `may_run` waits until it is due."""
         self._slot.states[entry.index] = WAITING
 
     def forget(self, _entry: FetchedEntry) -> None:
@@ -45,8 +45,8 @@ class BlockedPartition:
     def _wait(self, entry: FetchedEntry) -> None:
         self._settler.flush()
         self._quarantine.clear_mark_if_idle()
-        # Check for a stop even if the message is due, because a message that always fails
-        # immediately must not delay it.
+        # Check for a command to stop even if the message is already due. Otherwise, a message that
+        # always fails immediately could keep the worker from stopping.
         self._channel.check(self._slot.unfinished)
         waits = self._slot.waits
         waits.begin(Wait.BLOCKED, entry.due_ns)

@@ -1,9 +1,9 @@
 """Run several messages at a time. Fetched entries wait for a free lane.
 
 This executor uses the slot's batch as a table, in which an entry keeps its index until it is
-settled. The lanes run the handler, and only the main thread changes the table and uses Redis.
-Finished runs are settled over a separate connection, so that a read that waits for new entries
-never delays them.
+settled. The lanes run the handler. Only the main thread adds entries to the table and uses Redis.
+Finished runs are settled over a separate connection, so that they need not wait for a read that is
+waiting for new entries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RUN_DECAY = 7 / 8  # weight of the old mean run time when another run is added
 
 
 class ConcurrentExecutor:
-    """Holds all fetched entries, both waiting and running. The lanes run them."""
+    """Queues the fetched entries, and starts them in the lanes as lanes become free."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ConcurrentExecutor:
         total = len(retried) + len(main)
         self._slot.add("fetched", total)
         self._slot.add("bytes", size)
-        # The duration is an estimate from the mean run time.
+        # The entries have not run yet, so their run time is an estimate from the mean.
         took_ns = int(self._run_ns * total / self._consumer.lanes)
         self._prefetch.observe(total, size, took_ns, fetched.received)
 
@@ -109,8 +109,8 @@ class ConcurrentExecutor:
         found, may_expire = entries_of_read(self._context.delivery, entries, retried)
         self._may_expire |= may_expire
         sizes, bytes_max = [entry.size for entry in found], self._bytes_max
-        # If the read contains an oversized entry, accept one entry at a time, because settling such
-        # an entry can raise, and later entries must not be accepted before that.
+        # If the read contains an oversized entry, accept one entry at a time. Dead-lettering such
+        # an entry can raise, and in that case, the entries after it must not be accepted yet.
         step = 1 if max(sizes) > bytes_max else len(found)
         for start in range(0, len(found), step):
             taken = found[start : start + step]
@@ -121,7 +121,7 @@ class ConcurrentExecutor:
         return sum(sizes)
 
     def _index(self, entries: list[FetchedEntry]) -> None:
-        """Write entries into free places of the slot's table, which must have room for them."""
+        """Write entries into the slot's table, which must have enough free indexes for them."""
         count = len(entries)
         if count > len(self._indexes):
             free = bytes(self._table).translate(_IS_FREE)
@@ -137,7 +137,11 @@ class ConcurrentExecutor:
                 self._slot.put(entry.index, entry.place)
 
     def _queue(self, entries: list[FetchedEntry]) -> None:
-        """Queue entries. If the key of an entry is held, the entry is held with it instead."""
+        """Queue entries for the lanes, except those that must wait for a failed message.
+
+        An entry waits if the failed message has the same key. It is then added to the held entries
+        of the key instead.
+        """
         if self._held is None:
             self._bytes_in_flight += sum([entry.size for entry in entries])
             self._ordering.add(entries)
@@ -162,7 +166,7 @@ class ConcurrentExecutor:
 
     @property
     def _startable(self) -> int:
-        """The number of ready entries that start in this turn and therefore take no room.
+        """The number of ready entries that start in this turn, so that they need no room to wait.
 
         For example, suppose that 3 of 8 lanes are free, `prefetch_max` is 16, and 10 entries are
         ready. Then 3 entries are startable and 7 have to wait, so `room()` returns 9 (16 - 7).
@@ -174,7 +178,7 @@ class ConcurrentExecutor:
         return min(self._lanes_free, self._ordering.ready)
 
     def room(self, ready: int | None = None) -> int:
-        """Return how many more entries may be fetched from each stream, or 0 if it is full.
+        """Return how many more entries may be fetched from each stream, or 0 for none.
 
         If `ready` is given, also return 0 while that many entries are ready to start, or while slow
         runs occupy all lanes.
@@ -182,8 +186,8 @@ class ConcurrentExecutor:
         if self._is_full() or (ready is not None and not self._is_running_low(ready)):
             return 0
         waiting, held = self._ordering.waiting, self._held
-        # Halve the free indexes, because a read can return as many entries as this from each of the
-        # two streams.
+        # Divide the free indexes by two, because a read can return this number of entries from each
+        # of the two streams.
         room = min(self._consumer.prefetch_max - waiting + self._startable, self._free_indexes // 2)
         return max(1, room if held is None else min(room, held.room(waiting)))
 
@@ -195,14 +199,15 @@ class ConcurrentExecutor:
         return full or waiting - self._startable >= consumer.prefetch_max
 
     def _is_running_low(self, count: int) -> bool:
-        """Return True if fewer than `count` entries are ready, and more will soon be needed.
+        """Return True if fewer than `count` entries are ready, and more should be fetched now.
 
-        If the handler is quick, entries are fetched before a lane is free. If it is slow, entries
+        For a quick handler, entries are fetched before a lane is free. For a slow handler, they
         stay in the stream until a lane is free, so that another worker can fetch them. For the same
         reason, no more entries are fetched than the rate limit allows to start within a second.
         """
         if self._held is not None:
-            # Leave some lanes without a ready entry, for keys that become due.
+            # Do not fetch an entry for every lane, so that some lanes stay free for held keys that
+            # become due.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
         quick, begin = self._run_ns < WORK_IN_FLIGHT_NS, self._startable
         ready = self._ordering.ready - begin
@@ -210,13 +215,14 @@ class ConcurrentExecutor:
 
     @property
     def _free_indexes(self) -> int:
-        """The number of entries that can still be added to the table."""
+        """The number of entries that can still be added to the slot's table."""
         return bytes(self._table).count(CLEARED)
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
-        """Return when another entry may start (`now_ns`), or None if only an event can start one.
+        """Return the time (`now_ns`) at which to try to start another entry.
 
-        If `held` is false, held entries are ignored.
+        Return None if no entry can start before an event, such as the end of a run. If `held` is
+        false, held entries are ignored.
         """
         due = None
         if held and self._held is not None and self._may_take_due(self._held):
@@ -230,9 +236,9 @@ class ConcurrentExecutor:
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start one entry per free lane.
+        """Start a ready entry in each free lane.
 
-        If `held` is true, this includes held entries that are due.
+        If `held` is true, held entries that are due are started, too.
         """
         if self._ack_each and self._settler.since_ns:
             self._settler.flush()  # settle each finished run before its lane starts another
@@ -266,9 +272,9 @@ class ConcurrentExecutor:
 
     @property
     def _starts_together(self) -> bool:
-        """True if entries can start together, because no expiry or gate must be checked for each.
+        """True if entries can start together, because none has an expiry and there are no gates.
 
-        Only `_lanes_free` then limits how many start.
+        In that case, only `_lanes_free` limits how many of them start.
         """
         return not (self._may_expire or self._gates.has_gates)
 
@@ -290,7 +296,8 @@ class ConcurrentExecutor:
         free, limit = len(self._free), self._consumer.max_messages
         if not limit:
             return free
-        # At this limit, the process exits as soon as the running messages have finished.
+        # Start no more messages than the process may still handle. When it has reached
+        # `max_messages`, it exits as soon as the running messages have finished.
         return min(free, max(0, limit - self._context.counts.handled - len(self._running)))
 
     def _may_start(self) -> bool:
@@ -301,7 +308,7 @@ class ConcurrentExecutor:
     def _mark_running(self, entries: list[FetchedEntry]) -> None:
         """Assign lanes to entries, and mark the entries as RUNNING.
 
-        This happens before the lanes start them, so that a crash is charged to them.
+        This must happen before the lanes start the entries, so that a crash is charged to them.
         """
         slot, free = self._slot, self._free
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
@@ -334,12 +341,13 @@ class ConcurrentExecutor:
             if entry.end is None:
                 handled.append(entry)
             else:
-                # Count the handled entries first, because the guards count runs in the order in
-                # which they finished.
+                # First record the handled entries that finished before this one, because the guards
+                # must see all runs in the order in which they finished.
                 self._note_handled(handled)
                 handled = []
                 self._note_failed(entry, entry.end)
-            # Free the lane last, because the entry counts as running until its verdict is found.
+            # Free the lane only now, because the entry counts as running until its verdict is
+            # recorded.
             lane = entry.lane
             lanes[2 * lane + 1] = 0
             free.append(lane)
@@ -355,7 +363,7 @@ class ConcurrentExecutor:
             self._settler.ack_all(entries)
 
     def _remove_finished(self, entries: list[FetchedEntry]) -> None:
-        """Remove entries that are finished, with or without a run, to free their keys."""
+        """Record that entries are finished, with or without a run, which makes their keys free."""
         self._bytes_in_flight -= sum([entry.size for entry in entries])
         self._ordering.mark_finished(entries)
         if self._held is not None:
@@ -368,7 +376,8 @@ class ConcurrentExecutor:
         entry.end = None  # break the reference cycle traceback -> entry
         entry.restore()
         self._inspected = entry
-        # As with one lane, failures of quick runs are settled together, and others immediately.
+        # Failures of quick runs are settled together, and other failures immediately. The serial
+        # executor does the same.
         if entry.ended_ns - entry.started_ns > QUICK_RUN_NS:
             self._settler.make_failures_due()
         if self._verdicts.settle_failure(entry, error):
@@ -379,7 +388,8 @@ class ConcurrentExecutor:
         self._inspected = None
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
-        # All runs have the same limit, so every run that started before the chosen one exceeds it.
+        # All runs have the same limit. So if the supervisor found that one run exceeds it, all runs
+        # that started before that run exceed it, too.
         limit, last = self._context.limit, self._slot.soft_kill_seq
         for entry in list(self._running):
             if entry.sequence <= last and not entry.interrupted:
@@ -393,10 +403,10 @@ class ConcurrentExecutor:
     def close(self) -> None:
         """Close the lanes, unless handlers are still running.
 
-        Handlers are still running only if an error in the worker itself is ending the process.
+        Handlers can only be running if the process exits because of an error in the worker itself.
         Their entries are marked as not started, so that the exit is not charged to them. An entry
-        whose verdict is being determined stays RUNNING, because the user's code that inspects its
-        error may have caused the exit.
+        whose verdict is being determined stays RUNNING. This runs user code that inspects the
+        error, which may have caused the exit.
         """
         if not self._running:
             self._lanes.close()

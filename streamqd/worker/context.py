@@ -16,17 +16,18 @@ from streamqd.worker.soft_limit import SoftLimit
 
 
 class RunCounts:
-    """The counts of a worker's runs, kept in its memory.
+    """Counts a worker's runs, and collects their run times and delays.
 
-    `publish` moves the times and delays into the histograms of the slot. For speed, the hot loop
-    adds to `times` itself.
+    `publish` moves the times and delays into the histograms of the slot, where other processes can
+    read them. For speed, the executors may add to `times` directly.
     """
 
     def __init__(self, clock: ServerClock) -> None:
         self.delays = StartDelays(clock)
         self.handled = 0
         self.failed = 0
-        # Runs since `publish`, by the bit length of their run time in units of 1,024 ns.
+        # The number of runs since `publish`, by the bit length of the run time in units of 1,024
+        # ns.
         self.times = [0] * 64
         self.times_ns = 0  # sum of the run times since `publish`
 
@@ -36,7 +37,7 @@ class RunCounts:
         return self.handled - self.failed
 
     def note_time(self, elapsed_ns: int, runs: int) -> None:
-        """Record the duration of a handler call that handled this many messages."""
+        """Record the duration of a handler call, which counts once for each of its messages."""
         self.times[(elapsed_ns >> 10).bit_length()] += runs
         self.times_ns += elapsed_ns * runs
 

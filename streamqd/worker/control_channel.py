@@ -1,7 +1,8 @@
 """Receive the supervisor's commands between two messages: continue, pause or stop.
 
-The command is a word in the scoreboard that the worker reads before every message. The control
-socket only wakes a waiting worker. When the socket reaches its end, the supervisor has exited.
+The supervisor stores its command in the worker's slot of the scoreboard, and the worker reads it
+before every message. The control socket only wakes a worker that is waiting. If the socket is
+closed at the other end, the supervisor has exited, and the worker exits, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MESSAGE_BYTES_MAX = 160_000  # packed size of a grant with ENTRIES_MAX suspects
 
 
 class ExitCode(enum.IntEnum):
-    """The exit code of a worker, which shows the supervisor why the worker exited."""
+    """The exit code of a worker, from which the supervisor learns why the worker exited."""
 
     STOPPED = 0
     BOOT_FAILED = 3
@@ -62,10 +63,10 @@ class ControlChannel:
         self.before_wait: Callable[[], None] = lambda: None
 
     def check(self, unstarted: int = 0) -> None:
-        """Follow the current command: return, wait while paused, or raise Stop.
+        """Follow the current command: return if there is none, wait while paused, or raise Stop.
 
-        `unstarted` is the number of fetched entries that have not started. A stop counts them as
-        released.
+        `unstarted` is the number of fetched entries that have not started. If the worker stops,
+        they are counted as released.
         """
         command = self.slot.words[WORD_COMMAND]
         if command == WorkerCommand.NONE:
@@ -84,10 +85,10 @@ class ControlChannel:
         self.check(unstarted)
 
     def await_trust(self) -> int:
-        """Wait until the supervisor has renewed the lease. Return the time after the wait.
+        """Wait until the supervisor has renewed the lease, and return the time then (`now_ns`).
 
-        Finished messages are settled before the wait, because another worker may own the assignment
-        after it.
+        Before the wait, finished messages are settled, because another worker may own the
+        assignment by the end of the wait. Raises Stop if the supervisor commands it.
         """
         settled = False
         while (now := now_ns()) > self.slot.words[WORD_TRUSTED_UNTIL]:
@@ -99,16 +100,20 @@ class ControlChannel:
         return now
 
     def sleep(self, seconds: float, unstarted: int = 0) -> None:
-        """Wait while following the supervisor's commands. `unstarted` is passed to `check`."""
+        """Wait for `seconds`, but follow the supervisor's commands during the wait.
+
+        `unstarted` is passed to `check`. Raises Stop.
+        """
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.check(unstarted)
             self._wait(min(left, PROGRESS_SECONDS))
 
     def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
-        """Wait until a descriptor is readable or the supervisor wakes the worker.
+        """Wait until a descriptor is readable, the supervisor wakes the worker, or time is up.
 
-        Return the readable descriptors. If the supervisor has sent a command, it is in the slot.
+        Return the readable descriptors. If the supervisor woke the worker with a command, the
+        command is stored in `self.slot`, where the caller must check for it.
         """
         self.slot.progress_ns = now_ns()
         poller = select.poll()
@@ -120,7 +125,7 @@ class ControlChannel:
         return ready
 
     def await_assignment(self) -> bytes:
-        """Wait in a standby for the supervisor's next message, and return it."""
+        """Wait in a standby for the supervisor's next message, which is a grant or STOP."""
         while True:
             process.wait_readable([self.control.fileno()], PROGRESS_SECONDS)
             message = self._read()
@@ -128,7 +133,7 @@ class ControlChannel:
                 return message
 
     def wake_supervisor(self) -> None:
-        """Wake the supervisor after a change in the scoreboard."""
+        """Wake the supervisor, because this worker has changed its slot in the scoreboard."""
         with contextlib.suppress(OSError):
             self.control.send(b"!", socket.MSG_DONTWAIT)
 
@@ -140,7 +145,7 @@ class ControlChannel:
 
     def _wait(self, seconds: float) -> None:
         self.before_wait()
-        # Count this wait for the supervisor or for Redis as progress.
+        # Waiting counts as progress, so that the supervisor does not kill this worker as stalled.
         self.slot.progress_ns = now_ns()
         if process.wait_readable([self.control.fileno()], seconds):
             self._read()

@@ -1,4 +1,4 @@
-"""Build the fields that a dead letter or retry has in addition to the fields of its message."""
+"""Build the fields that a dead letter or retry has in addition to those of its message."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ BOOKKEEPING = 2048  # bytes allowed for the names of fields and for streamqd's o
 ERROR_BYTES_MAX = 500  # bytes of error text in a waiting retry
 PLACE_BYTES_MAX = 200
 
-# A script cannot pass 8,000 values to one command. If an entry has more names and values than this
-# limit, only the fields that streamqd knows are kept. No producer writes such an entry.
+# A script cannot pass 8,000 values to one command. If the fields of an entry have more names and
+# values than this limit, only the fields that streamqd knows are kept. Producers of streamqd do not
+# write such entries.
 BODY_VALUES_MAX = 7000
 ADDED_VALUES_MAX = 100  # upper bound for names and values that the functions below add to an entry
 KNOWN = (
@@ -42,16 +43,16 @@ KNOWN = (
 
 
 def within_limit(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the fields, or only the KNOWN ones if a script cannot write all of them."""
+    """Return the fields, or only the KNOWN ones if there are too many for a script to write."""
     if 2 * len(fields) <= BODY_VALUES_MAX:
         return fields
     return {name: fields[name] for name in KNOWN if name in fields}
 
 
 def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
-    """Return the counters and the original ID that an entry keeps when it is moved.
+    """Return the fields with the counters and the original ID of a message that is moved.
 
-    The entry moves to the waiting retries or to a dead-letter stream.
+    The message keeps them when it is moved to the waiting retries or to a dead-letter stream.
     """
     fields = {
         b"originalId": (
@@ -61,8 +62,8 @@ def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[
         b"crashCount": b"%d" % crashes,
     }
     if has_field(message, REPLAY_COUNT):
-        # Overwrite the value, which a producer may have written, because readers of the retry
-        # stream trust this field.
+        # Write this field again, because a producer may have written an arbitrary value, and
+        # readers of the retry stream trust the field.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
     if _is_forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
@@ -70,9 +71,13 @@ def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[
 
 
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
-    """Return the fields that describe the last failure of a waiting retry, for display only."""
+    """Return the fields that describe the last failure of a waiting retry.
+
+    They are only shown to people. `place` is the place of the error in the code.
+    """
     fields = {}
-    # Overwrite fields with these names, because a producer may have written them.
+    # Overwrite existing fields with these names even if the new value is '', because a producer may
+    # have written them.
     if error or has_field(message, LAST_ERROR):
         fields[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
     if place or has_field(message, LAST_ERROR_PLACE):
@@ -81,7 +86,11 @@ def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
 
 
 def last_run(message: Message, span: str) -> dict[bytes, bytes]:
-    """Return the field that holds the span of the failed run, which is '' without tracing."""
+    """Return the field that holds the trace span of the failed run.
+
+    `span` is '' without tracing. The field is then returned only if it must overwrite another
+    value.
+    """
     if span or has_field(message, LAST_RUN):
         return {LAST_RUN: span.encode()}
     return {}
@@ -96,7 +105,7 @@ def _cut(text: str, size: int) -> bytes:
 
 
 def _is_forgiven(message: Message) -> bool:
-    """Return True if a failure of the message, now or earlier, did not count as an attempt."""
+    """Return True if any failure of the message so far did not count as an attempt."""
     return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 
@@ -113,10 +122,10 @@ def build_fields(
     crashes: int,
     fingerprint: str,
 ) -> dict[bytes, bytes]:
-    """Return the fields that describe the failure of a dead letter.
+    """Return the fields of a dead letter that describe why its message failed.
 
-    The script adds `failedAt`, which it reads from the server's clock. `error` is the text of the
-    exception. Any text may be ''.
+    `reason` is a code such as "too-large", and `error` is the text of the exception. All texts may
+    be ''. The script that writes the dead letter adds `failedAt` from the server's clock.
     """
     topic, partition = message.origin
     fields = {
@@ -164,7 +173,7 @@ def build_fields_without_run(
 
 
 def find_oversize(message: Message, bytes_max: int) -> str:
-    """Return a text that shows how far a message exceeds `max_message_bytes`, or '' if it fits."""
+    """Return a text that describes how a message exceeds the limit in bytes, or '' if it fits."""
     size = len(message.payload)
     beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size
     if max(size, beside - BOOKKEEPING) <= bytes_max:
@@ -175,10 +184,10 @@ def find_oversize(message: Message, bytes_max: int) -> str:
 
 
 def replacement_fields(message: Message, policy: str) -> dict[bytes, bytes]:
-    """Return the fields that replace the body of a dead letter, as the setting `dlq_body` requires.
+    """Return the fields to write in place of a dead letter's body, or {} to keep the body.
 
-    `policy` is the value of that setting. All other fields of the message are included, because the
-    entry itself may have been trimmed.
+    `policy` is the value of the setting `dlq_body`. The result contains all fields of the message
+    except the payload, because the entry may have been trimmed and cannot be copied then.
     """
     if policy == "full":
         return {}
@@ -190,20 +199,21 @@ def replacement_fields(message: Message, policy: str) -> dict[bytes, bytes]:
 
 
 def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
-    """Return how the process exited, and the fields of the dead letter that describe the exit.
+    """Return a text and the fields of a dead letter that describe how its process crashed.
 
-    `context` is the supervisor's record of the crash.
+    `context` is the JSON in which the supervisor has recorded the crash, or b'' if it could not.
     """
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
     except (ValueError, TypeError, RecursionError):
-        # The record is invalid, so no supervisor wrote it. Dead-letter the message anyway.
+        # The record is invalid, so it does not come from a supervisor. Dead-letter the message
+        # without the details.
         found = {}
     fields = {
         name.encode(): str(found[name]).encode()
         for name in ("signal", "exitCode", "rss", "pid")
         if found.get(name) is not None
     }
-    # When the mark of a lost owner is charged, no supervisor has recorded the crash.
+    # If the whole host was lost, no supervisor was left to record the crash.
     unseen = "an unknown cause" if context else "the loss of its host"
     return str(found.get("what", unseen)), fields

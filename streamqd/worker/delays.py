@@ -1,8 +1,9 @@
 """Measure delays: the time from the write of an entry to the start of its first run.
 
-An entry ID contains the server's time in milliseconds. The start of the run is also expressed in
-the server's time, which the worker estimates. A negative delay counts as 0. A delayed send gets its
-ID when the housekeeper promotes it, shortly after it becomes due. Retries are not first runs.
+The time of the write is part of the entry ID, in milliseconds of the server's clock. The worker
+estimates the server's time at the start of the run. A negative delay counts as 0. For a delayed
+send, the delay starts when the housekeeper writes the entry, shortly after the send becomes due.
+Retries do not count, because they are not first runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from streamqd.worker.server_clock import ServerClock
 
 _MS = 1_000_000  # ns in a millisecond
 _LAST = len(DELAY_BUCKETS)  # index of the bucket for all longer delays
-_MOST_MS = 1 << _LAST  # milliseconds that the sum counts for any longer delay
+_MOST_MS = 1 << _LAST  # largest delay in milliseconds that is added to the sum
 _WORD = (1 << 64) - 1
 
 
@@ -27,9 +28,9 @@ class StartDelays:
     Only the main thread may use them.
 
     The delays are counted in the buckets of a histogram. If the delays of the oldest and the newest
-    entry belong to the same bucket, all entries between them are counted together. A backlog
-    therefore costs nothing per message. Otherwise, runs that start in the same millisecond are
-    assigned to buckets with a binary search in their ordered IDs.
+    entry belong to the same bucket, all entries between them are counted in a single step. So while
+    a worker catches up with a backlog, counting costs nothing per message. Otherwise, the entries
+    are assigned to buckets through a binary search in their ordered IDs.
     """
 
     def __init__(self, clock: ServerClock) -> None:
@@ -38,7 +39,7 @@ class StartDelays:
         self._sum_ms = 0
 
     def note_all(self, entries: Iterable[FetchedEntry], now: int) -> None:
-        """Count the first runs among runs that all started at `now` (`now_ns`)."""
+        """Count runs that all started at `now` (`now_ns`), except those that are not first runs."""
         ids = [entry.id for entry in entries if not entry.has_run]
         if ids:
             ms = (now + self._clock.offset_ns) // _MS
@@ -47,10 +48,10 @@ class StartDelays:
                 self._add(ids, ms)
 
     def note_each(self, entries: Sequence[RawEntry], start: int, starts: Sequence[int]) -> None:
-        """Count the runs of one stream's entries, starting with `entries[start]`.
+        """Count the runs of entries from one stream, starting with `entries[start]`.
 
-        `starts` holds their start times (`now_ns`), in the order of the stream. Entries that have
-        no start time did not run.
+        `starts` holds the start times of these runs (`now_ns`), in the order of the entries. If it
+        is shorter than the list of entries, the remaining entries have not run.
         """
         ahead, count, first = self._clock.offset_ns, len(starts), 0
         if not count:
@@ -67,10 +68,10 @@ class StartDelays:
             first = end
 
     def same_bucket_until(self, oldest: bytes, newest: bytes, now: int) -> int:
-        """Return the time (`now_ns`) until which all delays are in the same bucket.
+        """Return until when (`now_ns`) these entries could start and share one histogram bucket.
 
-        The delays are those of the entries from `oldest` to `newest`. Return 0 if they are already
-        in different buckets.
+        `oldest` and `newest` are the IDs of the first and the last entry. Return 0 if their delays
+        already belong to different buckets.
         """
         ahead = self._clock.offset_ns
         ms = (now + ahead) // _MS
@@ -87,23 +88,23 @@ class StartDelays:
         first, count = 0, len(ids)
         while first < count:
             bucket = _delay_ms(ids[first], ms).bit_length()
-            # IDs are ordered by time, so the first ID whose delay is too short belongs to another
-            # bucket, and so do all later IDs.
+            # IDs are ordered by time, so delays become shorter from one ID to the next. Find the
+            # first ID whose delay is too short for this bucket.
             beyond = b"%d" % (ms + 1 - (1 << bucket >> 1)) if bucket else b":"
             end = max(first + 1, bisect_left(ids, beyond, first))
             if not self._add_if_same_bucket(end - first, ids[first], ids[end - 1], ms, ms):
-                end = first + 1  # IDs are not in time order, because a client chose other lengths
+                end = first + 1  # IDs of other lengths, which a client chose, are not in time order
                 self._add_if_same_bucket(1, ids[first], ids[first], ms, ms)
             first = end
 
     def _add_if_same_bucket(
         self, count: int, oldest: bytes, newest: bytes, low: int, high: int
     ) -> bool:
-        """Count this many runs, which started from `low` to `high`, if they share one bucket.
+        """Count these runs if all their delays belong to the same bucket, or else return False.
 
-        `low` and `high` are milliseconds of the server's unix time. If the delays belong to
-        different buckets, count nothing and return False. Comparing IDs as bytes orders them by
-        time, because the times have 13 digits until the year 2286.
+        `oldest` and `newest` are the first and the last ID of their entries. The runs started from
+        `low` to `high`, in milliseconds of the server's unix time. Comparing IDs as bytes orders
+        them by time, because the times have 13 digits until the year 2286.
         """
         longest, shortest = _delay_ms(oldest, high), _delay_ms(newest, low)
         bucket = longest.bit_length()

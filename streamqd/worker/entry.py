@@ -21,14 +21,15 @@ NOWHERE = -1  # index of an entry that is not in the slot's batch
 
 
 class FetchedEntry:
-    """The data for a run of one message, recorded before the handler receives the message.
+    """A fetched message, with the data that the worker needs to run and settle it.
 
-    `index` is the index of the entry in the slot's batch. `id` is the entry ID as it was fetched,
-    because the handler may change the ID in its message. `has_run` is True if an earlier run is
-    known, because the message is a retry, was charged with a crash, or waits in its place.
-    `crashes` is the number of crashes charged to the entry itself, in addition to those in its
-    fields. `lane`, `sequence` and `started_ns` are set when the entry starts to run in a lane.
-    After that run, `ended_ns` is set, and `end` is its exception, or None if it succeeded.
+    `index` is the index of the entry in the slot's batch. `place` names the entry's stream and its
+    ID. `id` is the ID as it was fetched, which is kept here because the handler may change its
+    message. `has_run` is True if the message has run before: it is a retry, was charged with a
+    crash, or has failed and is waiting in its place. `crashes` is the number of crashes charged to
+    the entry itself, in addition to those in its fields. `lane`, `sequence` and `started_ns` are
+    set when the entry starts to run in a lane. After that run, `ended_ns` is set, and `end` is its
+    exception, or None if it succeeded.
     """
 
     __slots__ = (
@@ -57,7 +58,7 @@ class FetchedEntry:
         self.message = message
         self.retried = retried
         self.crashes = crashes
-        # True if Redis stores counters for the entry.
+        # True if Redis stores a crash or failure count for the entry, which must be cleared later.
         self.has_counters = crashes > 0 or message.failures_in_place > 0
         self.has_run = retried or self.has_counters
         self.noted = export_notes(message) if message.failures_in_place else None
@@ -68,12 +69,12 @@ class FetchedEntry:
 
     @property
     def due_ns(self) -> int:
-        """The time (`now_ns`) at which an entry that waits in its place runs again, or 0."""
+        """The time (`now_ns`) at which the entry runs again in its place, or 0 if it does not."""
         return self.message.due_in_place_ns
 
     @property
     def crash_count(self) -> int:
-        """The number of crashes charged to the message so far, including at its earlier places."""
+        """The number of crashes charged to the message so far, including those before a retry."""
         return self.crashes + self.message.crash_count
 
     def restore(self) -> None:
@@ -95,10 +96,10 @@ class FetchedEntry:
 
 
 class InFlight(NamedTuple):
-    """The numbers of entries that an executor has in flight. Held entries are not counted.
+    """The numbers of entries that an executor has in flight, without held entries.
 
-    `startable` is the number of waiting entries that would start now. It is 0 if starting one may
-    require I/O or a wait.
+    `startable` is the number of waiting entries that start in the current turn. It is 0 if starting
+    one of them may require I/O or a wait.
     """
 
     running: int
@@ -116,7 +117,7 @@ def entries_of_read(
 ) -> tuple[list[FetchedEntry], bool]:
     """Return the entries that were read from one stream, and True if any of them may expire.
 
-    The entries do not have an index in the slot yet, so it is NOWHERE.
+    Their `index` is NOWHERE, because they are not in the slot's batch yet.
     """
     new_message, new_entry = Message.__new__, FetchedEntry.__new__
     found, may_expire, prefix = [], False, b"r:" if retried else b"m:"

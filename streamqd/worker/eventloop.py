@@ -1,7 +1,7 @@
-"""The event loop of a worker, which has one for its whole life, in a thread of its own.
+"""The event loop of a worker, which runs in a thread of its own for as long as the worker exists.
 
-The loop keeps running while the worker waits for Redis, so that the timers, keep-alives and
-connection pools of a handler's clients also work between two messages. The main thread passes
+The loop keeps running while the worker waits for Redis. So the timers, keep-alives and connection
+pools of clients that a handler uses also work between two messages. The main thread passes
 coroutines to the loop and receives their results.
 """
 
@@ -35,11 +35,11 @@ Work = Callable[[], object]  # called in the loop's thread, returns the coroutin
 
 
 class CoroutineRun:
-    """A coroutine of a handler, from its start until its result is passed to `ended`.
+    """Runs a handler's coroutine, and passes its result to `ended`.
 
-    The result is the returned value or the raised exception. A run takes the place of the coroutine
-    in its task, and forwards every step to the coroutine. It can therefore raise an exception at
-    the point where the handler is waiting.
+    The result is the returned value or the raised exception. The event loop's task drives this
+    object in place of the coroutine, and this object forwards each step to the coroutine. That
+    makes it possible to raise an exception at the point where the handler is waiting.
     """
 
     __slots__ = ("_coroutine", "_ended", "_limit", "_message", "_task", "_work")
@@ -55,7 +55,7 @@ class CoroutineRun:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the coroutine. Call this and all methods below in the loop's thread."""
+        """Start the coroutine. This method and `interrupt` must be called in the loop's thread."""
         try:
             self._task = loop.create_task(self)  # type: ignore[arg-type]
         except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
@@ -64,7 +64,7 @@ class CoroutineRun:
                 ended(raised)
 
     def interrupt(self, limit: BaseException) -> None:
-        """Raise an exception in the coroutine at its current wait, unless it has finished."""
+        """Raise an exception in the coroutine where it is waiting, unless it has finished."""
         self._limit = limit
         if self._task is not None:
             self._task.cancel()
@@ -97,8 +97,8 @@ class CoroutineRun:
         raise TypeError("a run is driven by its task alone")
 
     def __getattr__(self, name: str) -> Any:
-        # Tools that inspect the task read attributes such as `cr_frame`, so return those of the
-        # coroutine itself.
+        # Tools that inspect the task read attributes of its coroutine, such as `cr_frame`. This
+        # object stands in for the coroutine, so return the coroutine's attributes.
         return getattr(self._coroutine, name)
 
     def _ensure_started(self) -> Any:
@@ -133,10 +133,11 @@ def _start(runs: list[CoroutineRun]) -> None:
 
 
 def task_factory(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
-    """Return the fastest function that creates a named task on the running loop.
+    """Return the fastest function that creates a task with this name on the running loop.
 
-    On Python 3.12 and later, tasks start immediately, so that a task that never waits is never
-    queued.
+    On Python 3.12 and later, its tasks start immediately, so that a coroutine that never waits
+    finishes without being queued. If the loop has a task factory of its own, the tasks have no
+    name.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not None:
@@ -159,10 +160,10 @@ class _TimeSpec(ctypes.Structure):
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """A selector that waits no longer than its timeout.
+    """A selector that waits no longer than its timeout, so that timers of the loop are precise.
 
-    `epoll` rounds the timeout up to whole milliseconds. This selector may instead return without
-    events, less than a millisecond early. The loop then waits for the remaining time.
+    The usual selector rounds the timeout up to whole milliseconds. This one may return without
+    events, less than a millisecond early. In that case, the loop calls it again for the rest.
     """
 
     def __init__(self) -> None:
@@ -185,9 +186,10 @@ class PreciseSelector(selectors.EpollSelector):
 
 
 def new_loop(kind: str = "asyncio") -> asyncio.AbstractEventLoop:
-    """Return a new event loop of the given kind, which is the setting `daemon.event_loop`.
+    """Return a new event loop. `kind` is the value of the setting `daemon.event_loop`.
 
-    A loop of asyncio gets precise timers. Raises HandlerLoadError if uvloop cannot be imported.
+    asyncio's own loop gets precise timers (see `PreciseSelector`). Raises HandlerLoadError if
+    uvloop is required and cannot be imported.
     """
     if kind == "uvloop":
         try:
@@ -206,10 +208,13 @@ def new_loop(kind: str = "asyncio") -> asyncio.AbstractEventLoop:
 
 
 class EventLoop:
-    """The loop and its thread. Call the methods in the main thread, except where noted."""
+    """Owns the event loop and its thread.
+
+    The methods must be called in the main thread unless their docstring says otherwise.
+    """
 
     def __init__(self, kind: str = "asyncio") -> None:
-        """Start a loop as `new_loop` creates it. Raises HandlerLoadError."""
+        """Create a loop and start its thread. Raises HandlerLoadError if uvloop is missing."""
         self._loop = new_loop(kind)
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
@@ -218,8 +223,9 @@ class EventLoop:
         fork_role.loops.add(self)
 
     def halt(self) -> None:
-        """Stop the loop in a child that a coroutine forked, without running more callbacks."""
-        # This is asyncio's queue of callbacks. Other loops finish their current turn.
+        """Stop the loop in a process that a coroutine forked, without running more callbacks."""
+        # This is asyncio's queue of callbacks. Other loops, such as uvloop, have no such attribute,
+        # so they still run the callbacks of the current turn.
         ready = getattr(self._loop, "_ready", None)
         if isinstance(ready, deque):
             ready.clear()
@@ -234,7 +240,7 @@ class EventLoop:
         )
 
     def begin(self, runs: list[CoroutineRun]) -> None:
-        """Start coroutines with a single wake-up of the loop."""
+        """Start several coroutines, and wake the loop only once for all of them."""
         if self._heartbeat is not None:
             self._heartbeat.start()
         self._loop.call_soon_threadsafe(_start, runs)
@@ -246,15 +252,21 @@ class EventLoop:
         self._loop.call_soon_threadsafe(function, *given)
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Call a function after all callbacks that are ready. Call this in the loop's thread."""
+        """Schedule a function after all callbacks that are ready now.
+
+        This must be called in the loop's thread.
+        """
         self._loop.call_soon(call)
 
     def interrupt(self, run: CoroutineRun, limit: BaseException) -> None:
-        """Raise an exception in a run at its current wait. A signal handler may call this."""
+        """Raise an exception in a coroutine where it is waiting. A signal handler may call this."""
         self._loop.call_soon_threadsafe(run.interrupt, limit)
 
     def wait(self, work: Work) -> object:
-        """Run a coroutine and wait for it. Return its result or the exception that it raised."""
+        """Run a coroutine and wait until it has finished.
+
+        Return the value that it returned or the exception that it raised.
+        """
         ends: SimpleQueue[object] = SimpleQueue()
         run = self._waited = CoroutineRun(work, None, ends.put)
         self.begin([run])

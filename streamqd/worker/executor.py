@@ -30,31 +30,35 @@ from streamqd.worker.verdicts import Verdicts
 class Executor(Protocol):
     """Holds the fetched entries and runs the handler for them.
 
-    It passes the result of each run to the verdicts, which pass it on to the settler. Only the main
-    thread calls the methods.
+    It passes handled entries to the settler, and failed ones to the verdicts. Only the main thread
+    may call the methods.
     """
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
-        """File descriptors that are readable when a run has finished."""
+        """File descriptors that become readable when a run has finished."""
 
     # --- intake ---
 
     def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
-        """Accept entries.
+        """Accept entries to run.
 
-        Entries in `listed` were already pending, and `read` contains newly read entries.
+        `listed` holds entries that were already pending, and `read` is the result of a read, which
+        contains new entries.
         """
 
     def drop_unstarted(self) -> None:
-        """Drop the entries that have not started. They stay pending, and are then listed again."""
+        """Drop the entries that have not started.
+
+        They stay pending in Redis, and the worker finds them when it lists its pending entries.
+        """
 
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start the entries that can start.
+        """Start the entries that can start now.
 
-        If `held` is true, this includes held entries that are due.
+        If `held` is true, this includes entries of held keys that are due.
         """
 
     def collect_finished(self) -> None:
@@ -71,22 +75,23 @@ class Executor(Protocol):
         """The places of the entries that the executor keeps after a lost connection."""
 
     def room(self, ready: int | None = None) -> int:
-        """Return how many more entries may be fetched from each stream, or 0 if it is full.
+        """Return how many more entries may be fetched from each stream, or 0 for none.
 
         If `ready` is given, also return 0 while that many entries are ready to start, or while slow
         runs occupy all lanes.
         """
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
-        """Return when another entry may start (`now_ns`), or None if only an event can start one.
+        """Return the time (`now_ns`) at which to try to start another entry.
 
-        If `held` is false, held entries are ignored.
+        Return None if no entry can start before an event, such as the end of a run. If `held` is
+        false, held entries are ignored.
         """
 
     def close(self) -> None:
         """Release the executor's resources.
 
-        Handlers may still be running only if an error is ending the process.
+        No handler may be running, unless the process exits because of an unexpected error.
         """
 
 
@@ -98,7 +103,7 @@ def executor_for(
     quarantine: Quarantine,
     prefetch: PrefetchController,
 ) -> Executor:
-    """Return the executor that the consumer's settings and its handler require."""
+    """Create the executor that the consumer's settings and its handler require."""
     consumer, on_error = context.consumer, context.consumer.on_error
     held = HeldKeys(context, quarantine) if on_error == HOLD_KEY else None
     if consumer.lanes > 1:
@@ -126,7 +131,7 @@ def _lanes(context: WorkerContext, hooks: Hooks) -> Lanes:
 
 
 def check_signature(consumer: Consumer, hooks: Hooks) -> None:
-    """Raise HandlerLoadError if the handler does not support the consumer's settings."""
+    """Raise HandlerLoadError if the kind of handler does not support the consumer's settings."""
     form = hooks.loaded.signature
     if clause := handlers.too_many_threads(consumer.lanes, asynchronous=form.asynchronous):
         raise HandlerLoadError(f"{consumer.handler} {clause}")

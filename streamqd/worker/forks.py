@@ -1,10 +1,11 @@
 """Prevent a process that a handler forks from acting as a worker.
 
 A handler may fork, for example through `multiprocessing`. Such a child usually runs a function of
-its own and exits. However, a child that returns from the handler would continue the worker's loop
+its own and exits. But if it returned from the handler instead, it would continue the worker's loop,
 with the worker's token and connections. To prevent this, a hook runs in each child before any other
-Python code. It closes the connections to Redis and the supervisor's socket, and replaces the slot
-with private memory that contains a stop command. The child exits when it next checks that command.
+Python code. It disables the connections to Redis, closes the socket to the supervisor, and replaces
+the slot with private memory that contains a stop command. The child exits when it next checks for a
+command.
 
 This does not slow down the worker itself, and does not affect programs that are started through
 `subprocess`.
@@ -26,7 +27,7 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import WORD_COMMAND, WorkerCommand, WorkerSlot
 from streamqd.store.client import Connection
 
-EXIT_CODE = 70  # exit code of a child that returns, for the process that waits for it
+EXIT_CODE = 70  # exit code of a forked child that has returned from the handler
 ADVICE = "a handler forked and its child returned; exit from such a child with os._exit"
 
 
@@ -37,7 +38,7 @@ class Loop(Protocol):
 
 
 class ForkingWorker:
-    """The parts of a worker process that its forked children must not use."""
+    """The resources of a worker process that its forked children must not use."""
 
     def __init__(self, assignment: Assignment, slot: WorkerSlot, control: socket.socket) -> None:
         self.assignment = assignment
@@ -47,9 +48,9 @@ class ForkingWorker:
 
 
 class ForkRole:
-    """The role of this process, which may be a worker or a worker's forked child.
+    """Stores if this process is a worker, a process that a worker has forked, or neither.
 
-    Each process has one instance.
+    Each process has exactly one instance, `fork_role`.
     """
 
     def __init__(self) -> None:
@@ -59,11 +60,11 @@ class ForkRole:
         self._worker: Callable[[], ForkingWorker | None] = lambda: None
 
     def enter_worker(self, worker: ForkingWorker) -> None:
-        """Mark this process as a worker for as long as the object is referenced."""
+        """Mark this process as a worker, for as long as the caller keeps `worker` alive."""
         self._worker = weakref.ref(worker)
 
     def enter_child(self) -> None:
-        """Release the worker's resources in a child, before it runs any other Python code."""
+        """Take the worker's resources away from a child. Python calls this after each fork."""
         worker = self._worker()
         if worker is None:
             return
@@ -74,7 +75,7 @@ class ForkRole:
         try:
             worker.slot.detach()
         except OSError:
-            os._exit(EXIT_CODE)  # otherwise, its next write would change its parent's slot
+            os._exit(EXIT_CODE)  # otherwise, the child could write to the slot of its parent
         worker.slot.words[WORD_COMMAND] = WorkerCommand.STOP
         with contextlib.suppress(OSError):
             worker.control.close()
@@ -82,7 +83,10 @@ class ForkRole:
             loop.halt()
 
     def end_child(self) -> None:
-        """Exit if this process is a child that returned from a handler."""
+        """Exit if a worker has forked this process.
+
+        The worker calls this where a child arrives only if it has returned from the handler.
+        """
         if not self.child:
             return
         logs.event(

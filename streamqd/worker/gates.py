@@ -1,9 +1,9 @@
-"""Gates are conditions that delay the start of a run. Each start checks them in order.
+"""Gates delay the start of runs. Before each start, the worker checks them in order.
 
-A gate delays all runs of a worker. Examples are the circuit breaker (`guards`) and the rate limit
-(`throttle`). Conditions of a single entry are checked elsewhere: `verdicts` handles entries that
-have expired, are too large or have crashed too often, and `blocking` and `held_keys` keep the
-order.
+A gate applies to all runs of a worker. The circuit breaker (`guards`) and the rate limit
+(`throttle`) are gates. Conditions of a single entry are checked elsewhere: `verdicts` handles
+entries that have expired, are too large or have crashed too often, and `blocking` and `held_keys`
+keep the order of messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamqd.worker.context import WorkerContext
 
 
 class Gate(Protocol):
-    """A condition that can delay the start of a run.
+    """Something that can delay the start of a worker's runs.
 
     All times are on the `now_ns` clock. Only the main thread may use a gate.
     """
@@ -34,10 +34,10 @@ class Gate(Protocol):
         """True while only one message may run at a time."""
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until this many runs may start, and return that time.
+        """Wait until this many runs may start, and return the time then.
 
-        No handler runs during the wait. Raises Stop, Fenced, RedisUnavailableError,
-        RedisResponseError.
+        No handler is running during the wait. Raises Stop if the supervisor commands it, and the
+        errors of `Settler.flush`, because verdicts may be settled before the wait.
         """
 
     def note_start(self, now: int, runs: int = 1) -> None:
@@ -45,12 +45,17 @@ class Gate(Protocol):
 
 
 class Gates:
-    """The gates of one worker, together with the check for a trusted lease that every run needs."""
+    """All gates of one worker, and the check that its lease can still be trusted.
+
+    Every run needs this check, even if there are no gates. The lease is trusted until shortly
+    before it would expire, unless the supervisor renews it.
+    """
 
     def __init__(self, context: WorkerContext, *gates: Gate | None) -> None:
         """Set the gates, in the order in which they are checked.
 
-        The rate limit must be last, because nothing may delay a run after it.
+        The rate limit must be the last one, because a run must start immediately after it has
+        passed the rate limit.
         """
         self._words = context.slot.words
         self._channel = context.channel
@@ -58,7 +63,7 @@ class Gates:
         self.has_gates = bool(self._gates)
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return the nanoseconds until the first closed gate opens, or 0 if all gates are open."""
+        """Return the nanoseconds that the first closed gate still needs, or 0 if all are open."""
         for gate in self._gates:
             if left := gate.held_ns(now, runs):
                 return left
@@ -76,7 +81,7 @@ class Gates:
         return any(gate.one_by_one for gate in self._gates)
 
     def are_open(self, now: int, runs: int = 1) -> bool:
-        """Return True if this many runs could start without a wait while no other run is active."""
+        """Return True if this many runs could start now if no other run were active."""
         return self._is_trusted(now) and not self.held_ns(now, runs) and self.admits(0)
 
     def _is_trusted(self, now: int) -> bool:
@@ -84,16 +89,16 @@ class Gates:
         return now <= self._words[WORD_TRUSTED_UNTIL]
 
     def await_trust(self, now: int) -> int:
-        """Wait until the lease is trusted, and return the time after the wait.
+        """Wait until the lease can be trusted, and return the time after the wait.
 
-        If no wait is necessary, this is `now`.
+        If no wait is necessary, return `now`.
         """
         return now if self._is_trusted(now) else self._channel.await_trust()
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until the lease is trusted and every gate is open. Return the time after the wait.
+        """Wait until the lease can be trusted and every gate is open. Return the time then.
 
-        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
+        Raises Stop, or the errors of `Settler.flush`.
         """
         while True:
             now = self.await_trust(now)
@@ -103,7 +108,7 @@ class Gates:
                 return now
 
     def await_start(self, now: int, runs: int = 1) -> int:
-        """Wait as `await_open` does, then record that this many runs start."""
+        """Wait as `await_open` does, record that this many runs start, and return the time then."""
         now = self.await_open(now, runs)
         for gate in self._gates:
             gate.note_start(now, runs)

@@ -1,9 +1,10 @@
 """The circuit breaker and the flood guard, which stop a worker while its messages would fail.
 
-`policy.circuit` and `policy.dead_letter_rate` make the decisions. This module reports failures to
-both, and waits when they require it. A consumer without guards has no extra cost. The state of the
-guards is stored in words of the slot, so that the next worker continues with it, even after a
-crash.
+The circuit breaker stops the worker while a dependency of its handler fails. The flood guard pauses
+the partition if too many messages become dead letters. `policy.circuit` and
+`policy.dead_letter_rate` make the decisions. This module reports failures to both, and waits when
+they require it. A consumer without guards has no extra cost. The state of the guards is stored in
+the slot, so that the next worker continues with it, even after a crash.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ from streamqd.scoreboard import now_ns
 from streamqd.store import directives
 from streamqd.worker.context import WorkerContext
 
-# Seconds allowed for a difference between two workers' estimates of the server's clock, which may
-# differ by up to a round trip.
+# Largest difference in seconds that is allowed between two workers' estimates of the server's
+# clock. The estimates can differ by up to a round trip.
 CLOCK_SECONDS = 0.1
-SHORTEST_NS = 1_000_000  # the wait that `held_ns` reports until a required pause has started
+SHORTEST_NS = 1_000_000  # the wait that `held_ns` reports while the flood guard has yet to pause
 RESUME_SECONDS = 1.0  # interval at which a paused worker checks for a `resume`
 
 
 class Guards:
-    """The guards of one worker. They read the number of successful runs from its counts."""
+    """The circuit breaker and the flood guard of one worker. Either may be disabled.
+
+    The number of successful runs comes from the worker's `RunCounts`.
+    """
 
     def __init__(self, context: WorkerContext) -> None:
         consumer, slot = context.consumer, context.slot
@@ -68,10 +72,11 @@ class Guards:
     # --- reports of failures ---
 
     def exempts(self, outcome: Outcome, message: Message) -> bool:
-        """Return True if the failure does not count as an attempt, because a dependency caused it.
+        """Report a failure to the breaker. Return True if it does not count as an attempt.
 
-        A failure that the policy does not retry always counts, even if the breaker lists its error.
-        If a failure is exempt, the time of the exemption is stored in the message.
+        It does not count if the breaker holds a dependency responsible. A failure that the policy
+        does not retry always counts, even if the breaker lists its error. The time at which a
+        failure did not count is stored in the message, as `forgiven_at`.
         """
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
@@ -80,7 +85,8 @@ class Guards:
         if of_message or (
             self._breaker_errors and self._breaker_errors.isdisjoint(outcome.lineage)
         ):
-            # This failure is no evidence that a dependency is failing.
+            # The message itself has caused this failure, so it does not show that a dependency is
+            # failing.
             return False
         now, unix = _now(), self._clock.time()
         forgiven = None
@@ -109,8 +115,9 @@ class Guards:
         if self._guard.dead_letters:
             self.must_pause |= self._flood.record_dead_letter(_now(), self._settled)
             if not self.must_pause:
-                # A count that has reached the limit is stored only by `pause_partition`. If the
-                # process exits before that, the next worker starts just below the limit.
+                # If the limit is reached, do not store the count here, because `pause_partition`
+                # does. If the process exits before that, the next worker starts just below the
+                # limit instead of above it.
                 self._store_flood()
 
     def record_settled(self) -> None:
@@ -156,14 +163,17 @@ class Guards:
         if self._circuit.state is not CircuitState.OPEN:
             return 0.0
         left = self._circuit.seconds_until_start(_now())
-        # Publish the wait even if no time is left, because a worker that has no message to try must
-        # still show an open circuit.
+        # Publish the wait even if no time is left. The worker may have no message to try, and then
+        # operators must still see that the circuit is open.
         self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
         return left
 
     @property
     def is_probing(self) -> bool:
-        """True while the circuit is not closed, so that only one message at a time may be tried."""
+        """True while the circuit is open or half open.
+
+        In that state, only one message at a time may run, as a probe.
+        """
         return self._circuit.state is not CircuitState.CLOSED
 
     def admits(self, running: int) -> bool:
@@ -196,7 +206,7 @@ class Guards:
         return now_ns()
 
     def note_start(self, _at: int, _runs: int = 1) -> None:
-        """Record that a run starts as a probe, unless the circuit is closed or about to close."""
+        """Record that a run starts, as a probe unless the circuit is closed or about to close."""
         if not self.is_probing or self._probe_succeeded:
             return
         self._circuit.start_probe(_now())
@@ -205,10 +215,10 @@ class Guards:
         self._waits.begin(Wait.PROBING)
 
     def pause_partition(self) -> None:
-        """Pause the partition as an operator would, and wait until an operator resumes it.
+        """Pause the partition as `streamqd pause` does, and wait until an operator resumes it.
 
-        This may be called again after a lost connection, and does not repeat a pause that Redis has
-        confirmed.
+        After a lost connection, call this again. A pause that Redis has already confirmed is not
+        written a second time.
         """
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
@@ -227,14 +237,14 @@ class Guards:
                 error=problem or None,
             )
             if problem:
-                # No operator could resume a pause that is not in Redis, so wait only for the
-                # length of the window.
+                # The pause is not in Redis, so an operator could not resume it. Wait only for the
+                # length of the guard's window.
                 self._channel.sleep(self._guard.window, self._slot.unfinished)
             else:
                 with contextlib.suppress(RedisResponseError):
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
-        # After its next heartbeat, the supervisor commands the pause too. Until then, or if the
-        # supervisor cannot read the directive, this loop makes the worker wait.
+        # The supervisor reads the pause with its next heartbeat and then commands it, too. Until
+        # then, or if the supervisor cannot read the directive, this loop makes the worker wait.
         key = keys.directives(self._fleet)
         while self._paused and link.execute("HEXISTS", key, name):
             self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)
@@ -242,9 +252,9 @@ class Guards:
         self._waits.end()
 
     def _pause(self, name: str, why: str) -> str:
-        """Write the pause to Redis. Return the reason if Redis refuses it, or '' otherwise.
+        """Write the pause to Redis. Return the reason if Redis refuses it, or '' on success.
 
-        If the connection is lost before the answer arrives, a later call writes the pause again.
+        If the connection is lost before the answer arrives, call this again.
         """
         link, keys = self._settler.link, self._settler.keys
         by = f"the flood guard of {self._instance}"
@@ -257,7 +267,10 @@ class Guards:
 
 
 def make_guards(context: WorkerContext) -> Guards | None:
-    """Return the guards that the consumer configures, or None."""
+    """Return the guards that the consumer's settings enable, or None if there are none.
+
+    The stored state of a guard that is disabled is cleared.
+    """
     consumer, slot = context.consumer, context.slot
     waits = slot.waits
     if not consumer.breaker.failures:

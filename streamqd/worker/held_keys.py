@@ -1,9 +1,9 @@
 """`on_error = "hold-key"`: a failed message delays the other messages with its key, and no others.
 
-Held messages stay pending, and this process keeps them in memory. They do not become waiting
-retries, so that the messages of a key stay in order. The failure count and the due time of a key's
-first message are written to Redis, so that a new owner waits only for the remaining time. A message
-without a key is retried as with `on_error = "requeue"`.
+Messages that have to wait stay pending in Redis, and the worker holds them in memory. They are not
+moved to the waiting retries, because the messages of a key must stay in order. The failure count
+and the due time of a key's first message are written to Redis, so that a new owner waits only for
+the remaining time. A message without a key is retried as with `on_error = "requeue"`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ Kept = TypeVar("Kept", bound=HasSize)
 
 
 class KeyBlocker(Generic[Kept]):
-    """The keys whose first message waits for another run, with their later messages.
+    """Keeps a queue of entries for each held key, and the time at which its first entry is due.
 
-    While the first message of a key runs again, it stays in the queue, so that the later messages
-    keep waiting. It is removed when it has finished. The caller chooses the clock for all times.
+    A key is held after its first message has failed, until no entry of the key is left. While the
+    first message runs again, it stays in the queue, so that the later ones keep waiting. It is
+    removed when it has finished. The caller may use any clock, if it is the same for all times.
     """
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Kept]] = {}
         self._due: dict[Hashable, float] = {}  # only contains keys whose first message waits
-        # The heap may also contain due times that no longer apply.
+        # The heap also contains due times that no longer apply. They are skipped, because they
+        # differ from the one in `_due`.
         self._heap: list[tuple[float, int, Hashable]] = []
         self._pushed = 0
         self.entries = 0
@@ -65,7 +67,8 @@ class KeyBlocker(Generic[Kept]):
     def hold(self, key: Hashable, entry: Kept, due: float) -> None:
         """Hold an entry until it is due.
 
-        It is either a new entry, or the first one of its key after another failed run.
+        If its key is already held, the entry replaces the first one of the key, which must be the
+        same message before its run.
         """
         queue = self._queues.setdefault(key, deque())
         if queue:
@@ -75,14 +78,14 @@ class KeyBlocker(Generic[Kept]):
         self._wait(key, due)
 
     def append(self, key: Hashable, entry: Kept) -> None:
-        """Append an entry to the queue of its key, which is held."""
+        """Append an entry to the queue of its key, which must be held already."""
         self._queues[key].append(entry)
         self._count(entry, 1)
 
     # --- take and remove ---
 
     def next_due(self) -> float | None:
-        """Return the earliest due time of a waiting key, or None if no key waits."""
+        """Return the earliest due time of all waiting keys, or None if no key is waiting."""
         while self._heap:
             due, _, key = self._heap[0]
             if self._due.get(key) == due:
@@ -93,7 +96,7 @@ class KeyBlocker(Generic[Kept]):
     def take(self, now: float) -> Hashable | None:
         """Return a key that is due, or None if there is none.
 
-        The key no longer waits for a due time, but it is still held.
+        The key stays held, but it is not returned again before `hold`, `reschedule` or `restart`.
         """
         due = self.next_due()
         if due is None or due > now:
@@ -121,9 +124,9 @@ class KeyBlocker(Generic[Kept]):
         self._count(self._queues[key].popleft(), -1)
 
     def reschedule(self, key: Hashable, now: float) -> None:
-        """Make a key due if it still has entries after a run, or release it otherwise.
+        """After a run, make the key due if it still has entries, or release it if it has none.
 
-        This does nothing if the key is waiting for its due time.
+        If its first message has failed again, the key is already waiting, and nothing changes.
         """
         if key in self._due:
             return
@@ -133,9 +136,9 @@ class KeyBlocker(Generic[Kept]):
             del self._queues[key]
 
     def restart(self, now: float, busy: Collection[Hashable] = ()) -> None:
-        """Make the keys due that were taken but whose runs have not started.
+        """Make all keys due that were taken, because their runs will not start now.
 
-        `busy` contains the keys whose messages are running, which are left unchanged.
+        `busy` contains the keys whose messages are running. They are left unchanged.
         """
         for key in list(self._queues):
             if key not in self._due and key not in busy:
@@ -152,7 +155,9 @@ class KeyBlocker(Generic[Kept]):
 
 
 class HeldKeys:
-    """The held keys of one worker. The executors call these methods before and after each run:
+    """The held keys of one worker. The executors call these methods before and after each run.
+
+    A new entry comes from a read or a listing. A due entry was held until now.
 
     | Entry       | Before the run           | After a failed run              | After any     |
     | serial, new | `count_free`, `may_run`  | `keep` if it waits, or `forget` | -             |
@@ -172,7 +177,10 @@ class HeldKeys:
     # --- before a run ---
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """Return how many of the new messages from index `start` on may run one after another."""
+        """Return how many of the new messages, counted from index `start`, may run in a row.
+
+        The first message whose key is held ends the row.
+        """
         blocker = self._blocker
         if blocker.keys:
             for position in range(start, len(messages)):
@@ -181,9 +189,9 @@ class HeldKeys:
         return len(messages) - start
 
     def may_run(self, entry: FetchedEntry, *, queued: bool = False) -> bool:
-        """Return True if a message may run now. Otherwise, it is held with its key.
+        """Return True if a message may run now. Otherwise, hold it with its key.
 
-        `queued` is true if another message with the key is running or waiting for a lane.
+        `queued` is true if another message with the same key is running or waiting for a lane.
         """
         key, blocker = entry.key, self._blocker
         if key is None:
@@ -203,35 +211,35 @@ class HeldKeys:
 
     @property
     def one_by_one(self) -> bool:
-        """True while only one message may run at a time, because each run needs its own mark."""
+        """True while only one message may run at a time, because each run is marked in Redis."""
         return self._quarantine.is_open
 
     def mark_for_rerun(self, entry: FetchedEntry) -> None:
-        """Wait for a turn for a message that will run in a lane, and write its mark.
+        """In quarantine, wait for a turn and mark a due message that will run in a lane.
 
-        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. After an error, call
-        `restart`, because the message has not started.
+        Raises the errors of `Quarantine.begin`. In that case, call `restart`, because the message
+        was taken but has not started.
         """
         self._quarantine.begin_rerun(entry.place)
 
     # --- after a run ---
 
     def keep(self, entry: FetchedEntry, followers: Iterable[FetchedEntry] = ()) -> None:
-        """Hold a failed message until it is due, together with the later messages of its key."""
+        """Hold a failed message until it is due. `followers` are later messages with its key."""
         self._blocker.hold(entry.key, entry, entry.due_ns)
         for other in followers:
             self._blocker.append(entry.key, other)
         self._remove_from_batch(entry, *followers)
 
     def forget(self, entry: FetchedEntry) -> None:
-        """Remove a message that was handled or dead-lettered, if it is the first of a held key."""
+        """Remove a message that needs no further run from its key, if it is the key's first one."""
         if self._blocker.first(entry.key) is entry:
             self._blocker.remove_first(entry.key)
 
     def is_done(self, entry: FetchedEntry) -> bool:
-        """Return True if a message needs no further run, or False if it waits for another one.
+        """Return False if a message is waiting for another run.
 
-        If it needs no further run and is the first message of a held key, remove it from the key.
+        Otherwise, `forget` it and return True.
         """
         if self._blocker.is_waiting(entry.key):
             return False
@@ -239,7 +247,7 @@ class HeldKeys:
         return True
 
     def reschedule(self, key: bytes | None) -> None:
-        """Make a taken key due after its messages have run, or release it if none is left."""
+        """After messages of a due key have run, make the key due again, or release it if empty."""
         self._blocker.reschedule(key, now_ns())
         self._report()
         self._quarantine.clear_mark_if_idle()
@@ -269,17 +277,17 @@ class HeldKeys:
         return [entry.place for entry in self._blocker]
 
     def room(self, queued: int = 0) -> int:
-        """Return how many more entries may be fetched from each stream.
+        """Return how many more entries may be fetched from each of the two streams.
 
-        `queued` is the number of entries that wait for a lane. They count too, because they would
-        be held if a message with their key failed.
+        `queued` is the number of entries that wait for a lane. They also use up room, because they
+        would have to be held if a message with the same key failed.
         """
         return (self._consumer.held_max - self._blocker.entries - queued) // 2
 
     def is_full(self, queued: int = 0) -> bool:
         """Return True if no more entries may be fetched, because too many are held or queued.
 
-        This also publishes in the slot whether the held entries alone are too many.
+        If the held entries alone are too many, this is also shown in the slot.
         """
         blocker, consumer = self._blocker, self._consumer
         full = blocker.entries >= consumer.held_max or blocker.size >= consumer.prefetch_bytes
@@ -287,19 +295,19 @@ class HeldKeys:
         return full or blocker.entries + queued >= consumer.held_max
 
     def restart(self, running: Iterable[FetchedEntry] = ()) -> None:
-        """Make the keys due whose entries were taken but have not started."""
+        """Make all keys due that were taken, except those of messages that are running."""
         self._blocker.restart(now_ns(), {entry.key for entry in running})
         self._report()
 
     # --- due entries ---
 
     def take(self, longest: int) -> list[FetchedEntry]:
-        """Take a due key and return up to `longest` of its messages, or [] if no key is due."""
+        """Take a due key and return up to `longest` of its first messages, or [] if none is due."""
         key = self._blocker.take(now_ns())
         return [] if key is None else self._blocker.first_entries(key, longest)
 
     def next_due(self) -> int | None:
-        """Return the earliest due time of a waiting key (`now_ns`), or None if no key waits."""
+        """Return the earliest due time (`now_ns`) of all waiting keys, or None without any."""
         due = self._blocker.next_due()
         return None if due is None else int(due)
 
@@ -316,10 +324,10 @@ class HeldKeys:
 
 
 def report_full(waits: IdleReason, due_ns: float | None) -> None:
-    """Publish in the slot that no entries are read before a held key is due at `due_ns`.
+    """Show in the slot that no entries are read before a held key is due at `due_ns`.
 
-    If `due_ns` is None, this state is withdrawn. If the slot already shows another reason for a
-    wait, that reason is kept, because it delays held entries too.
+    If `due_ns` is None, no longer show this. If the slot shows another reason for a wait, that
+    reason stays, because it also delays the held entries.
     """
     kind = waits.read().kind
     if due_ns is not None and kind is Wait.NOTHING:

@@ -33,7 +33,8 @@ def boot(settings: Settings, consumer: Consumer, assignment: Assignment) -> Hook
     try:
         hooks.start(handlers.Context(assignment, daemon.instance, daemon.state_dir))
     finally:
-        # The import and `on_start` may have configured logging and disabled this logger.
+        # Call this again, because the import or `on_start` may have configured logging, which can
+        # disable this logger.
         logs.output_of_handlers()
     if output is not None:
         output.take_over()
@@ -41,7 +42,7 @@ def boot(settings: Settings, consumer: Consumer, assignment: Assignment) -> Hook
 
 
 class Hooks:
-    """The loaded handler, with an event loop if it needs one."""
+    """The loaded handler and its hooks, with an event loop if any of them is async."""
 
     def __init__(
         self,
@@ -51,7 +52,10 @@ class Hooks:
         event_loop: str = "asyncio",
         observer: RunTelemetry | None = None,
     ) -> None:
-        """Start the event loop if the handler or a hook is async. Raises HandlerLoadError."""
+        """Start the event loop if the handler or a hook is async.
+
+        `observer` traces the runs. Raises HandlerLoadError if the event loop cannot be created.
+        """
         self._reference = consumer.handler
         self._assignment = assignment
         self.observer = observer
@@ -71,16 +75,17 @@ class Hooks:
 
     @property
     def interrupt(self) -> Callable[[BaseException], None] | None:
-        """The function that interrupts a run of `function`.
+        """The function that interrupts a run of an async handler, or None.
 
-        It is None if a signal handler can interrupt the run by raising an exception itself.
+        If it is None, the handler runs in the main thread, where the signal handler can interrupt
+        the run by raising an exception itself.
         """
         if self.loop is None or not self.loaded.signature.asynchronous:
             return None
         return self.loop.interrupt_wait
 
     def show_loop(self, slot: WorkerSlot | None) -> None:
-        """Publish the event loop's heartbeat, if there is a loop, in `slot`. Stop if it is None."""
+        """If there is an event loop, publish its heartbeat in `slot`, or stop if `slot` is None."""
         if self.loop is not None:
             self.loop.publish_heartbeat(slot)
 
@@ -95,13 +100,13 @@ class Hooks:
         ) from error
 
     def stop(self) -> None:
-        """Run `on_stop`, then stop the event loop. If the hook fails, the error is only logged."""
+        """Run `on_stop`, and then stop the event loop. An error of the hook is only logged."""
         error = self._run(self.loaded.on_stop)
         if error is not None and self.loaded.redact is None:
             logs.event("worker.hook_failed", logging.ERROR, assignment=self._assignment, exc=error)
         elif error is not None:
-            # Do not log a traceback, because it includes chained errors, whose texts `redact_error`
-            # has not filtered.
+            # Do not log the traceback, because it also contains the texts of chained errors, which
+            # `redact_error` has not filtered.
             described = self._error_text(error)
             logs.event(
                 "worker.hook_failed", logging.ERROR, assignment=self._assignment, error=described

@@ -1,9 +1,9 @@
 """Lanes: run several messages of one partition at a time, in coroutines or threads.
 
-When the handler has finished, its lane writes the state byte of the entry and reports the entry.
-The main thread does everything else, because only it uses Redis. While it determines the verdict on
-a failed entry, the entry is RUNNING again. Between the end of the run and this step, the entry only
-waits, so no crash is charged to it.
+When the handler has finished, its lane writes the entry's state byte (DONE or FAILED) and reports
+the entry to the main thread. The main thread does everything else, because only it uses Redis.
+While it determines the verdict on a failed entry, the entry is RUNNING again, so that a crash is
+charged to it. Until then, no crash is charged to the entry, because no user code runs for it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RunEnds:
     ) -> None:
         """Start with no finished runs.
 
-        `soon` schedules a call for slightly later, so that many finished runs cause only one
-        wake-up. If it is None, the wake-up is immediate.
+        `soon` is used to wake the main thread slightly later, so that many finished runs cause only
+        one wake-up. If it is None, the main thread is woken immediately.
         """
         self._states = slot.states
         self._soon = soon
@@ -61,7 +61,7 @@ class RunEnds:
         entry.run = None  # breaks the reference cycle entry -> run -> entry
         self._ended.append(entry)
         if not self._woken:
-            # If a wake-up is outstanding, the main thread collects this run too.
+            # Wake the main thread only once. It then collects all runs that have finished by then.
             self._woken = True
             if self._soon is None:
                 self._wake()
@@ -87,13 +87,13 @@ class RunEnds:
 
 
 class Lanes(Protocol):
-    """The lanes of the concurrent executor. They report finished runs to `ends`."""
+    """Run the handler for several entries at a time, and report finished runs to `ends`."""
 
     @property
     def ends(self) -> RunEnds: ...
 
     def start(self, entries: list[FetchedEntry]) -> None:
-        """Start to handle entries. There must be no more of them than free lanes."""
+        """Start to handle entries. There must be at least as many free lanes as entries."""
 
     def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in the entry's run. A signal handler may call this."""
@@ -153,9 +153,9 @@ class TaskLanes:
         self._loop.call_soon(partial(self._report_canceled, entries))
 
     def _report_canceled(self, entries: list[FetchedEntry]) -> None:
-        """Report tasks that were canceled before they ran.
+        """Report tasks that were canceled before they ran, because they cannot do so themselves.
 
-        This is called after every task has run its first step.
+        This must be called after every other task has run its first step.
         """
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
@@ -174,7 +174,7 @@ class TaskLanes:
             self.ends.add(entry, end)
 
     def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
-        """Raise an exception in a coroutine at its current wait."""
+        """Raise an exception in a coroutine where it is waiting."""
         run = entry.run
         if isinstance(run, CoroutineRun):
             self._loop.interrupt(run, limit)
@@ -242,7 +242,7 @@ class ThreadLanes:
 
 
 class _Window:
-    """The period in which a thread may be interrupted, created when its run starts."""
+    """The period in which a lane's thread may be interrupted, created when a run starts."""
 
     def __init__(self) -> None:
         self._thread = ctypes.c_ulong(threading.get_ident())
@@ -251,8 +251,8 @@ class _Window:
         self.limit: handlers.SoftTimeout | None = None
 
     def interrupt(self, limit: handlers.SoftTimeout) -> None:
-        # The thread holds the lock for only a few instructions. An exception can interrupt even
-        # those, so limit the wait.
+        # The thread holds the lock for only a few instructions. But an exception can interrupt it
+        # there and leave the lock taken, so do not wait for the lock forever.
         if not self._lock.acquire(timeout=INTERRUPT_SECONDS):
             return
         try:
@@ -264,16 +264,19 @@ class _Window:
             self._lock.release()
 
     def close(self) -> None:
-        """Accept no more exceptions, and clear a scheduled one. Call this in the thread itself."""
+        """End the period, and remove an exception that is scheduled but was not raised yet.
+
+        This must be called in the lane's thread.
+        """
         with self._lock:
             self._open = False
         if self.limit is not None:
             self._clear_exception()
 
     def _clear_exception(self) -> None:
-        # CPython can revoke a scheduled exception. Up to version 3.12, however, all threads then
-        # keep checking for one at every call and loop iteration, and never finish under a tracer.
-        # An exception that is raised has no such effect, so schedule it again and catch it here.
+        # CPython can revoke a scheduled exception. But up to version 3.12, this makes all threads
+        # check for one at every call and loop iteration from then on, and they never finish under a
+        # tracer. To avoid this, schedule the exception again, and catch it here when it is raised.
         with contextlib.suppress(handlers.SoftTimeout):
             kind = ctypes.py_object(handlers.SoftTimeout)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, kind)

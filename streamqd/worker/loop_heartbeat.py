@@ -1,8 +1,9 @@
 """The heartbeat of a worker's event loop: a time in the slot that shows that the loop is running.
 
-The supervisor watches it (`supervisor/loop_watch.py`). A thread of this process could not, because
-C code that blocks the loop may hold the interpreter lock. While messages are running, a timer of
-the loop writes the time. Messages therefore cause no extra cost, and an idle worker is not woken.
+The supervisor watches it (`supervisor/loop_watch.py`). A thread of this process could not do so,
+because C code that blocks the loop may hold the interpreter lock. A timer of the loop writes the
+time while messages are running. So the heartbeat adds no cost per message, and does not wake an
+idle worker.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class LoopHeartbeat:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, slot: WorkerSlot, thread: int | None
     ) -> None:
-        """Prepare the slot. `thread` is the ID of the loop's thread."""
+        """Prepare the slot, but write no heartbeat yet. `thread` is the loop thread's native ID."""
         self._loop = loop
         self._slot: WorkerSlot | None = slot
         self._timer: asyncio.TimerHandle | None = None
@@ -27,20 +28,26 @@ class LoopHeartbeat:
         slot.loop_heartbeat_ns = 0
 
     def start(self) -> None:
-        """Start the heartbeat. Call this after a run is marked RUNNING and before it starts."""
+        """Start the heartbeat, unless it is already active.
+
+        Call this after a run was marked RUNNING and before it starts.
+        """
         if not self._active and self._slot is not None:
             self._active = True
             self._slot.loop_heartbeat_ns = now_ns()
             self._loop.call_soon_threadsafe(self._turn)
 
     def close(self) -> None:
-        """Stop writing into the slot."""
+        """Stop the heartbeat, and write to the slot no more."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.loop_heartbeat_ns = 0
 
     def _turn(self) -> None:
-        """Write a heartbeat, and schedule the next one. This runs in the loop's thread."""
+        """Write a heartbeat and schedule the next one, or stop if no message is running.
+
+        This runs in the loop's thread.
+        """
         if self._timer is not None:
             self._timer.cancel()  # the last turn set it just when `start` scheduled this turn
             self._timer = None

@@ -1,4 +1,4 @@
-"""The order in which fetched entries start if several run at a time. This module does no I/O."""
+"""Decide in which order fetched entries start if several run at a time. This does no I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ KeyedEntry = TypeVar("KeyedEntry", bound=HasKey)
 
 
 class Ordering(Protocol[KeyedEntry]):
-    """The entries that wait for a lane of the concurrent executor, in their order."""
+    """The queue of entries that wait for a lane of the concurrent executor.
+
+    `take` removes entries that may start. They count as taken until `mark_finished`, and may make
+    other entries with the same key wait.
+    """
 
     @property
     def waiting(self) -> int:
@@ -31,22 +35,22 @@ class Ordering(Protocol[KeyedEntry]):
         """The number of waiting entries that could start now."""
 
     def add(self, entries: Iterable[KeyedEntry]) -> None:
-        """Append entries, which are in order."""
+        """Append entries, in the order in which they were read."""
 
     def take(self, count: int) -> list[KeyedEntry]:
         """Remove and return up to `count` of the oldest entries that may start."""
 
     def mark_finished(self, entries: Iterable[KeyedEntry]) -> None:
-        """Record that taken entries have finished, with any result."""
+        """Record that taken entries have finished, even if they have failed."""
 
     def is_key_taken(self, key: bytes | None) -> bool:
         """Return True if a new entry with this key would have to wait for another entry."""
 
     def take_waiting(self, entry: KeyedEntry) -> list[KeyedEntry]:
-        """Remove and return the entries that wait for a taken entry with the same key."""
+        """Remove and return the entries that wait for `entry`, which has the same key."""
 
     def drop(self) -> list[KeyedEntry]:
-        """Remove and return all waiting entries. Taken entries stay taken until `mark_finished`."""
+        """Remove and return all entries that were not taken yet."""
 
 
 class Unordered(Generic[KeyedEntry]):
@@ -84,11 +88,12 @@ class Unordered(Generic[KeyedEntry]):
 
 
 class ByKey(Generic[KeyedEntry]):
-    """An order in which each key has only one running entry. Entries without a key never wait."""
+    """An order in which only one entry of each key may run. Entries without a key never wait."""
 
     def __init__(self) -> None:
         self._ready: deque[KeyedEntry] = deque()
-        # Maps each key that has a ready or taken entry to its waiting entries, usually None.
+        # Maps each key that has a ready or taken entry to the entries that wait for that entry.
+        # Most keys have none, which is stored as None.
         self._queued: dict[bytes, deque[KeyedEntry] | None] = {}
         self.waiting = 0
 
@@ -153,6 +158,6 @@ class ByKey(Generic[KeyedEntry]):
         return dropped
 
 
-# The class for each value of `order`. With "partition", there is only one lane, so that no class is
-# needed.
+# The class for each value of the setting `order`. With "partition", there is only one lane, so no
+# class is needed.
 ORDERINGS: dict[str, Callable[[], Ordering[FetchedEntry]]] = {"key": ByKey, "none": Unordered}

@@ -1,8 +1,9 @@
-"""Choose how many entries to read at a time, limited by number, by bytes and by work in flight.
+"""Choose how many entries to read at a time, limited by number, by bytes and by run time.
 
 Redis can limit a read by number but not by size, so the number is computed from the mean size of
-earlier entries. The first read, and a read after an oversized batch, do not use the mean. They stay
-within the limit even if every entry is as large as `max_message_bytes` allows.
+earlier entries. The first read cannot use the mean, and a read after one that was too large does
+not rely on it. These reads stay within the limit in bytes even if every entry is as large as
+`max_message_bytes` allows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ CAUTIOUS_ENTRIES = 100  # entries that a cautious worker handles before it fetch
 
 
 class PrefetchController:
-    """Computes from earlier entries how many entries per stream the next read may fetch."""
+    """Computes how many entries per stream the next read may fetch (`count`).
+
+    It uses the mean size and the mean run time of earlier entries.
+    """
 
     def __init__(
         self,
@@ -28,13 +32,14 @@ class PrefetchController:
         later_max: int = 0,
         per_second: float = 0.0,
     ) -> None:
-        """Limit a read to `batch_max` entries, or to `later_max` after CAUTIOUS_ENTRIES entries.
+        """Limit a read to `batch_max` entries, and later to `later_max`.
 
-        `per_second` is the rate limit of the partition, or 0 if it has none. With a rate limit, a
-        read fetches no more entries than may start within a second.
+        The second limit applies after CAUTIOUS_ENTRIES entries were handled. If it is 0, the first
+        one stays in effect. `per_second` is the rate limit of the partition, or 0 if it has none.
+        With a rate limit, a read fetches no more entries than may start within a second.
         """
         self._bytes_max = consumer.prefetch_bytes
-        # The number of entries for one batch call, or for all lanes.
+        # The number of entries that one call of a batch handler or all lanes together need.
         self._count_min = max(consumer.batch or 1, consumer.lanes)
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
@@ -47,10 +52,11 @@ class PrefetchController:
         self.count = min(FIRST_COUNT, batch_max, self._safe_count, self.rated)
 
     def observe(self, entries: int, size: int, took_ns: int, received: int = 0) -> None:
-        """Record how many entries were handled, and choose the number for the next read.
+        """Record the entries of a read or listing, and choose the number for the next read.
 
-        `size` is their approximate total size in bytes, and `took_ns` is the time that their runs
-        took. `received` is the exact size of the read in bytes, including the protocol.
+        `entries` is their number, `size` is their approximate total size in bytes, and `took_ns` is
+        the total time of their runs. `received` is the exact size of the read in bytes, including
+        the protocol, or 0 for a listing.
         """
         self._fetched += entries
         if self._fetched >= CAUTIOUS_ENTRIES:
@@ -61,14 +67,15 @@ class PrefetchController:
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
         by_work = max(self._count_min, WORK_IN_FLIGHT_NS / max(1.0, self._run_ns))
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self.rated)))
-        # If entries suddenly become large, the mean is too low, so use the safe number.
+        # If entries suddenly become large, the mean is still too low. So do not read more than
+        # would fit if all entries had the largest size.
         self.count = (
             min(count, self._safe_count) if max(size, received) > self._bytes_max else count
         )
 
 
 def estimate_bytes(entries: list[Any], total: int) -> int:
-    """Estimate the size in bytes of `total` entries from a sample of the given ones."""
+    """Estimate the size in bytes of `total` entries from a sample of `entries`."""
     if total == 1:
         return sum(map(len, entries[0][1]))
     sample = entries[:: max(1, len(entries) // 8)]

@@ -1,21 +1,24 @@
-"""Quarantine: run the entries of a lost owner so that a message that kills hosts is found.
+"""Quarantine: run the entries of a lost owner in a way that finds a message that kills hosts.
+
+A worker inherits the pending entries of an owner that did not release its lease. If the host of
+that owner was lost, one of these entries may have caused it.
 
 - A *round* is a set of inherited entries that run together.
 - A *mark* lists the entries of a round. It is written to Redis before they run, so that it survives
   the loss of the host.
-- A *turn* is the right to run inherited entries. It is a lock that the workers of an instance
-  share.
+- A *turn* is the right to run inherited entries. Turns are granted by a file lock that all workers
+  of an instance use.
 
 For example, suppose that a host with three partitions is lost while each of them is running a
-round. At most one of the three marks contains the message that killed the host. All messages in the
-marks are therefore *accused*, and none is charged. An accused or charged message runs alone, which
-means that no other worker of the instance runs an inherited entry at the same time. If the next
-host is lost too, only this message is charged.
+round. Any of the three marks may contain the message that killed the host. So all messages in the
+marks are *accused*, and none is charged. An accused or charged message runs alone, which means that
+no other worker of the instance runs an inherited entry at the same time. If another host is lost
+while it runs, only this message is charged.
 
 A worker holds a turn, and its mark lists entries, only while one of its messages is running. It
-first waits for every condition that delays the run, and then for its turn. A rate limit or a guard
-may delay the rest of a round while no message of the round is running. The worker then gives up its
-turn, and its next mark lists only the remaining entries.
+first waits for every condition that delays the run, and then for its turn. In the middle of a
+round, a rate limit or a guard may delay the rest of the entries while none of them is running. In
+that case, the worker gives up its turn, and its next mark lists only the remaining entries.
 """
 
 from __future__ import annotations
@@ -37,17 +40,20 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.gates import Gates
 
-# Interval between attempts to get a turn. They are repeated because a blocking wait could not be
-# aborted.
+# Interval between attempts to get a turn. The worker polls, because it could not abort a blocking
+# wait for the lock.
 POLL_SECONDS = 0.05
-SHARE_SECONDS = 1.0  # total length of turns after which the worker pauses for other workers
+SHARE_SECONDS = 1.0  # total length of turns after which a worker lets other workers have theirs
 
-# The mark while no message is running. No entry has this ID, so no message becomes a suspect.
+# The mark while no message is running. No entry has this ID, so it accuses no message.
 NO_MESSAGE = b"m:0-0"
 
 
 class Quarantine:
-    """The marks and turns of one worker. All workers of the instance share the lock for turns."""
+    """Writes the marks and takes the turns of one worker.
+
+    The lock for turns is shared by all workers of the instance.
+    """
 
     def __init__(
         self,
@@ -60,8 +66,8 @@ class Quarantine:
     ) -> None:
         """Create the quarantine, which marks no runs until `open` is called.
 
-        `width` is the size of the largest round. `batches` is true if the handler receives a whole
-        round in one call.
+        `width` is the largest number of entries in a round. `batches` is true if the handler
+        receives all entries of a round in one call.
         """
         self.width, self._batches = width, batches
         self._context = context
@@ -79,7 +85,10 @@ class Quarantine:
         _instances.add(self)
 
     def open(self, session: str) -> None:
-        """Start to mark every run of a session. If `session` is '', no run is marked."""
+        """From now on, mark every run. If `session` is '', mark none.
+
+        `session` identifies the connection whose marks Redis accepts.
+        """
         self._session = session
 
     @property
@@ -88,31 +97,34 @@ class Quarantine:
         return self._session != ""
 
     def begin(self, *entries: FetchedEntry) -> None:
-        """Settle finished runs, wait for a turn for the round, and write its mark.
+        """Start a round of these entries: settle finished runs, wait for a turn, write the mark.
 
-        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
+        Raises Stop if the supervisor commands it, and the errors of `Settler.flush`.
         """
         self._context.settler.flush()
         self._suspects.update(entry.place for entry in entries if self._is_suspect(entry))
         self._begin(*[entry.place for entry in entries])
 
     def begin_rerun(self, place: bytes) -> None:
-        """Wait for a turn, and mark an entry that runs again after it was kept.
+        """Wait for a turn, and mark an entry that was kept in its place and now runs again.
 
-        This does nothing while runs are not marked. Raises the errors of `begin`.
+        Outside quarantine, do nothing. Raises the errors of `begin`.
         """
         if self._session:
             self._context.settler.flush()
             self._begin(place)
 
     def clear_mark_if_idle(self) -> None:
-        """Clear the mark if no message is running. Call this when an entry is kept for later."""
+        """Clear the mark and give up the turn if no message is running.
+
+        Call this when an entry is kept in its place for a later run.
+        """
         if self._session and not self._runs:
             self.end_turn()
             self._mark(NO_MESSAGE)
 
     def end(self) -> None:
-        """Stop marking runs, because all entries of the lost owner are settled."""
+        """End the quarantine, because all entries of the lost owner are settled."""
         if self._session:
             self._mark(b"")
             self._suspects.clear()
@@ -123,15 +135,15 @@ class Quarantine:
         """Give up the turn, so that other workers can run."""
         if self._lock is None:
             return
-        # Unlock explicitly, because a process that the handler left running may still have the file
-        # open.
+        # Unlock explicitly. Closing the file is not enough if the handler has started a process
+        # that still has it open.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.release_in_child()
         self._turn_seconds += time.monotonic() - self._since
 
     def _before_wait(self) -> None:
-        """End the turn when the worker starts to wait, unless messages are still running."""
+        """Give up the turn if the worker starts to wait while none of its messages is running."""
         if self._lock is not None and not self._runs:
             self.end_turn()
 
@@ -140,17 +152,22 @@ class Quarantine:
         return RUNNING in bytes(self._context.slot.states)
 
     def release_in_child(self) -> None:
-        """Close the lock's file in a forked process, because the turn belongs to its parent."""
+        """Close the lock's file, but do not unlock it.
+
+        This is also called in a forked process, where the turn belongs to the parent.
+        """
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def _is_suspect(self, entry: FetchedEntry) -> bool:
-        """Return True if the entry was charged with a crash or is accused."""
+        """Return True if the entry was charged with a crash or accused, so it must run alone."""
         return entry.crash_count > 0 or entry.place in self.accused
 
     def _begin(self, *places: bytes) -> None:
-        """Wait until no condition delays a round, then take a turn and mark the round.
+        """Wait until nothing delays a round, then take a turn and mark the round.
+
+        The table shows the mark in Redis, and if the worker has a turn, in each state of the loop:
 
         | State                                 | Mark       | Turn | Next step            |
         | a condition delays the round          | no message | no   | wait, then try again |
@@ -178,19 +195,19 @@ class Quarantine:
                 self.end_turn()
 
     def _is_held_back(self, runs: int) -> bool:
-        """Return True if a command, an untrusted lease or a gate delays this many runs."""
+        """Return True if a command, a gate or a lease that is not trusted delays this many runs."""
         words = self._context.slot.words
         return bool(words[WORD_COMMAND]) or not self._gates.are_open(now_ns(), runs)
 
     def _await_conditions(self, runs: int) -> None:
-        """Wait until no condition delays this many runs. No handler runs during the wait."""
+        """Follow commands, and wait until this many runs may start. No handler is running then."""
         self._context.channel.check(self._context.slot.unfinished)
         self._gates.await_open(now_ns(), runs)
 
     def _mark(self, places: bytes) -> None:
-        """Write the places of the next entries to Redis, separated by spaces.
+        """Write the mark to Redis. `places` is a list of places, separated by spaces.
 
-        If this host is lost, these entries are accused.
+        If this host is lost, the entries at these places are accused.
         """
         settler = self._context.settler
         self._marked = b""  # the mark is unknown until Redis answers
@@ -199,15 +216,16 @@ class Quarantine:
         self._marked = places
 
     def _unmark(self) -> None:
-        """Clear the mark, because a marked entry that is kept stays pending but is not running."""
+        """Clear the mark before a wait, so that no entry is accused that is not running."""
         if self._marked != NO_MESSAGE:
             self._mark(NO_MESSAGE)
 
     def _take_turn(self, *, alone: bool) -> bool:
-        """Try to start a turn. Return False while another worker prevents it.
+        """Try to take a turn. Return False if another worker's turn prevents it.
 
-        During a turn, no other worker of the instance runs a suspect. If `alone` is true, no other
-        worker runs any inherited entry. The turn lasts until `end_turn` or until the process exits.
+        During a turn, no other worker of the instance runs an accused or charged entry. If `alone`
+        is true, no other worker runs any inherited entry. The turn lasts until `end_turn` or until
+        the process exits.
         """
         self.end_turn()
         daemon = self._context.settings.daemon
@@ -222,8 +240,8 @@ class Quarantine:
             self.release_in_child()
             return False
         except (OSError, RequestRefusedError) as error:
-            # Without the lock, all workers may run at the same time, but the marks still identify
-            # the message that kills hosts.
+            # Continue without the lock. Several workers may then run suspects at the same time, but
+            # their marks still help to find the message that kills hosts.
             self.release_in_child()
             if not self._logged_unlocked:
                 self._logged_unlocked = True

@@ -1,9 +1,9 @@
 """Read entries in one round trip, and wait for new entries with a long poll.
 
 A read is one round trip (`store.fetch`) that sends acknowledgments, fetches entries, and checks
-that the fence still contains the worker's token. After a read without entries, a long poll is sent
-ahead of the next read, which it delays at the server until there is a new entry. The worker's loop
-decides when to read, and how much.
+that the fence still contains the worker's token. If a read has returned no entries, the next one is
+sent together with a long poll. The server runs the read after the poll, so the read waits there
+until a new entry arrives. The worker's loop decides when to read, and how much.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ REPLY_SECONDS = 10.0  # longest wait for the answer to a command that does not b
 
 
 class LongPoll:
-    """A long poll, and the read that the server runs after it.
+    """A long poll, together with the read that the server runs after it.
 
-    Until the answer arrives, the poll occupies the connection. Entries that the read returns are
-    pending for this worker.
+    Until the answer arrives, the connection cannot be used for anything else. When the server runs
+    the read, the entries become pending for this worker, even if the answer is lost.
     """
 
     def __init__(self, link: Connection, fetcher: Fetcher, words: PollWords) -> None:
@@ -40,13 +40,14 @@ class LongPoll:
 
     @property
     def is_waiting(self) -> bool:
-        """True while the answer is outstanding."""
+        """True if a poll was sent and its answer has not been read yet."""
         return self._wait is not None
 
     def start(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
-        """Send a poll for entries after these IDs, and a read of `count` entries per stream.
+        """Send a poll for new entries, and a read of up to `count` entries per stream.
 
-        The server answers within `seconds`. A poll never carries acknowledgments.
+        `retry` and `main` are the IDs in the two streams after which an entry is new. The server
+        answers after `seconds` even if there is none. No acknowledgments are sent.
         """
         poll = self._fetcher.long_poll(retry, main, seconds)
         self._fetcher.send_round([], [], count, poll)
@@ -64,10 +65,10 @@ class LongPoll:
         return 0.0 if self._wait is None else self._wait.seconds_left()
 
     def check(self) -> None:
-        """Check whether the connection still works, because the poll has not answered yet.
+        """Check that the connection still works, if the poll has not been answered in time.
 
-        Raises RedisUnavailableError if the connection is dead, and SilentConnectionError if the
-        housekeeper has seen an entry that the poll did not report.
+        Raises RedisUnavailableError if the connection is dead. Raises SilentConnectionError if the
+        housekeeper has found an entry that the poll should have reported.
         """
         if self._words.is_missed:
             raise SilentConnectionError(
@@ -83,7 +84,7 @@ class LongPoll:
     def answer(self) -> FetchResult:
         """Return the answer. Call this when the file descriptor is readable.
 
-        Raises RedisUnavailableError.
+        Raises RedisUnavailableError if the connection is lost.
         """
         fetched = self._fetcher.receive_round(polled=True)
         if self._wait is not None:
@@ -92,7 +93,7 @@ class LongPoll:
         return fetched
 
     def abandon(self) -> None:
-        """Stop waiting for an answer."""
+        """Record that the worker no longer waits for an answer."""
         self._wait = None
         self._words.end()
 
@@ -100,7 +101,8 @@ class LongPoll:
 class Reader:
     """Reads the entries of one assignment. It starts no handlers and settles no messages.
 
-    It stores the last IDs that the group has read, and the session of the current connection.
+    It keeps the last ID that the group has read in each stream, from which long polls start, and
+    the session of the current connection.
     """
 
     def __init__(self, link: Connection, keys: Keys, lease: Lease, slot: WorkerSlot) -> None:
@@ -116,35 +118,41 @@ class Reader:
         self.last_retry = b"0-0"
 
     def watch(self) -> bool:
-        """Watch the fence for the next read. Return False if it contains another token."""
+        """Watch the fence, so that the next read fails if the fence changes before it.
+
+        Return False if the fence already contains another token.
+        """
         return self.fetcher.watch()
 
     def record_last_ids(self, retry: bytes, main: bytes) -> None:
-        """Record the last IDs that the group has read. b'' leaves an ID unchanged."""
+        """Record the last ID that the group has read in each stream. b'' leaves it unchanged."""
         self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
 
     def send(self, main_acks: list[bytes], retry_acks: list[bytes], count: int) -> None:
-        """Request up to `count` entries from each stream. The read also carries acknowledgments.
+        """Send a read of up to `count` entries per stream, together with acknowledgments.
 
-        Call `receive` next.
+        Call `receive` next to get the answer.
         """
         self.fetcher.send_round(main_acks, retry_acks, count)
         self._slot.add("round_trips")
 
     def receive(self) -> FetchResult:
-        """Return the answer to `send`. Raises Fenced, RedisResponseError, RedisUnavailableError."""
+        """Wait for the answer to `send`, and return it.
+
+        Raises RedisUnavailableError if the connection is lost. Pass the answer to `accept`.
+        """
         return self.fetcher.receive_round(polled=False)
 
     def start_poll(self, count: int, seconds: float) -> None:
         """Send a read that waits at the server for new entries, for up to `seconds`."""
-        self._slot.add("round_trips")  # count the poll before any client can see it
+        self._slot.add("round_trips")  # counted before another client can see that the poll waits
         self.poll.start(count, self.last_retry, self.last_main, seconds)
 
     def accept(self, fetched: FetchResult) -> FetchResult | None:
-        """Check the answer to a read. Return None if the server's memory was too full to read.
+        """Check the answer to a read, and return it.
 
-        Raises Fenced if the fence contains another token, and RedisResponseError if Redis refused
-        the read.
+        Return None if Redis refused the read because its memory is full. Raises Fenced if the fence
+        contains another token, and RedisResponseError if Redis refused the read for another reason.
         """
         if not fetched.owned:
             raise Fenced
@@ -153,15 +161,16 @@ class Reader:
         if fetched.error:
             message = f"reading {self.lease.assignment} was refused: {fetched.error}"
             raise RedisResponseError(fetched.error, message)
-        # Advance past the IDs that the poll reported, so that the next poll ignores them.
+        # Advance past the entries that the poll has reported, so that the next poll does not report
+        # them again.
         self.record_last_ids(*fetched.reported)
         return fetched
 
     def read_by_script(self, count: int) -> FetchResult:
         """Read up to `count` entries per stream with a script.
 
-        Most servers run the script even if their memory is full. Raises Fenced, RedisResponseError,
-        RedisUnavailableError.
+        Unlike a plain read, most servers run the script even if their memory is full. Raises the
+        errors of `FencedCalls.run`.
         """
         call = messages.fetch(self.keys, self.lease, self.session, count)
         retried, main = self.calls.run(call).values

@@ -1,8 +1,8 @@
 """Take over entries that other clients of the group have read and left pending.
 
-The housekeeper sets a flag when it finds an idle entry. Other clients can have many pending
-entries, most of which are not idle, so the worker examines them page by page, with reads in
-between.
+The housekeeper requests this when it finds an entry that has been idle for too long. Other clients
+may have many pending entries, and most of them may not be idle. So the worker examines them page by
+page, with reads of new entries in between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamqd.worker.fenced import FencedCalls
 
 
 class Reclaim:
-    """A worker's progress through both streams since the flag was set."""
+    """A worker's progress through the pending entries of both streams, after a request."""
 
     def __init__(self, context: WorkerContext, calls: FencedCalls) -> None:
         self._context = context
@@ -27,32 +27,33 @@ class Reclaim:
 
     @property
     def is_requested(self) -> bool:
-        """True while the flag is set."""
+        """True while the housekeeper's request is not complete."""
         slot = self._slot
         return slot.reclaim_requested != slot.reclaim_done
 
     def is_turn(self, *, reading: bool) -> bool:
-        """Return True if a page must be taken next.
+        """Return True if the worker must take over a page next.
 
-        If `reading` is true because the worker also wants new entries, pages and reads alternate.
+        `reading` is true if the worker also wants to read new entries. In that case, pages and
+        reads alternate.
         """
         return self.is_requested and not (self._page_taken and reading)
 
     def record_read(self) -> None:
-        """Record that a read is sent, so that the next page may be taken after it."""
+        """Record that a read was sent, so that the next page may follow."""
         self._page_taken = False
 
     def pages(self) -> Iterator[bool]:
-        """Yield True or False for each stream whose next page must be taken.
+        """Yield each stream that has pages left, for which the caller must call `take_page`.
 
-        True stands for the retry stream, and False for the partition. When all pages of both
-        streams have been taken, the flag is cleared.
+        True stands for the retry stream, and False for the partition. When neither stream has any
+        page left, the request is complete.
         """
         wanted, self._page_taken = self._slot.reclaim_requested, False
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}
         yield from list(self._pages)
         self._page_taken = (
-            True  # set only after a successful page, so that a failed one is repeated
+            True  # set last, so that it stays False if taking a page fails, which is then repeated
         )
         if not self._pages:
             self._slot.reclaim_done = wanted
@@ -60,7 +61,7 @@ class Reclaim:
     def take_page(self, retried: bool, session: str, count: int) -> list[messages.PendingEntry]:
         """Take over up to `count` idle entries from the next page of a stream, and return them.
 
-        Raises Fenced, RedisResponseError, RedisUnavailableError.
+        Raises the errors of `FencedCalls.run`.
         """
         settler, slot = self._context.settler, self._slot
         call = messages.reclaim(

@@ -1,7 +1,8 @@
 """Recovery: run the pending entries, oldest first, before any new entry is read.
 
-Entries are pending because an owner died, a connection was lost, a handler released them, or
-another client left them. Suspects of a crash and entries of a lost owner run in rounds.
+Entries may be pending because an owner has crashed, a connection was lost, a handler released them,
+or another client left them. Messages that may have crashed a process run in rounds, and so do the
+entries of a lost owner, to find the message that causes crashes.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Recovery:
     ) -> None:
         """Create the recovery of one worker.
 
-        The suspects of earlier crashes run before all other entries. If `complete` is true, no
-        other inherited entry is a suspect, so only the suspects need marks.
+        `suspects` holds the messages that may have crashed earlier processes. They run before all
+        other entries. If `complete` is true, no other inherited entry can have caused a crash, so
+        only the suspects are marked while they run.
         """
         context = self._context = turns.context
         self._slot, self._settler, self._consumer = context.slot, context.settler, context.consumer
@@ -46,11 +48,11 @@ class Recovery:
         self._bad_values = logs.bad_values()
 
     def run_all(self) -> None:
-        """Open a session, and run every pending entry. Raises the errors of a read.
+        """Run every pending entry, oldest first. Call this first on each new connection.
 
-        A late read from an older connection does no harm. If Redis executes it after the session is
-        in the fence, the read is refused. If Redis executes it earlier, this method lists its
-        entries.
+        This also opens a new session, which makes Redis refuse late reads from older connections.
+        If Redis executes such a read before it opens the session, this method finds the entries of
+        that read. Raises Stop, and the errors of `FencedCalls.run`.
         """
         self._quarantine.open("")
         self._executor.drop_unstarted()
@@ -64,7 +66,7 @@ class Recovery:
         self._slot.suspects_left = 0
 
     def end_turn(self) -> None:
-        """Give up the worker's turn, because the worker exits."""
+        """Give up the worker's turn in quarantine (see `quarantine`), because the worker exits."""
         self._quarantine.end_turn()
 
     def take_over(self, reclaim: Reclaim) -> None:
@@ -79,7 +81,7 @@ class Recovery:
     def _pages(self, *, opened: bool = False) -> Iterator[list[messages.PendingEntry]]:
         """List the pending entries page by page, oldest first.
 
-        `opened` is true if the session is already in the fence.
+        `opened` must be true if the session was already opened by an earlier call.
         """
         reader, session = self._reader, self._reader.session
         after = {False: b"", True: b""}
@@ -124,22 +126,22 @@ class Recovery:
         self._run_rounds(ready, most, last=True)
 
     def _run_suspects(self) -> bool:
-        """Run the suspects of earlier crashes in rounds, before all other pending entries.
+        """Run the messages that may have crashed earlier processes, in rounds.
 
-        Always return True, which means that the session is open: listing the first page opens it.
+        Always return True, because listing the first page has opened the session.
         """
         ready: list[messages.PendingEntry] = []
         missing = len(self._suspects)
         for pending in self._pages():
-            # If an entry is accused, the cause of an earlier host loss is still unknown, so entries
-            # that have been waiting since that loss are suspects too.
+            # If any entry is accused, it is still unknown which message caused an earlier loss of a
+            # host. So all entries that have been pending since then are suspects, too.
             if self._quarantine.is_open and (self._quarantine.accused or not self._complete):
-                return True  # all inherited entries must run under marks
+                return True  # leave all entries to `_run_others`, which marks each of them
             found = [entry for entry in pending if entry.place in self._suspects]
             missing -= len(found)
             ready, _ = self._run_rounds([*ready, *found])
             if not missing:
-                break  # the other pages are listed later, when their entries run
+                break  # `_run_others` lists the other pages
         self._run_rounds(ready, last=True)
         self._quarantine.end()
         return True
@@ -147,12 +149,12 @@ class Recovery:
     def _run_rounds(
         self, ready: list[messages.PendingEntry], most: int = 0, *, last: bool = False
     ) -> tuple[list[messages.PendingEntry], int]:
-        """Run listed entries in rounds. Return the entries that are left, and the next `most`.
+        """Run listed entries in rounds, as far as there are enough entries for a round.
 
-        A round starts when `most` entries or `prefetch_bytes` bytes are ready. If `last` is true,
-        it starts with any number of entries. `most` is the largest round that an inherited entry
-        may join if it is not a suspect, and it grows with each round. It is 0 if all entries are
-        suspects.
+        `most` is the largest round that an entry may join if it is not a suspect, and it grows with
+        each round. It is 0 if all entries are suspects. A round starts when `most` entries or
+        `prefetch_bytes` bytes are ready, or with any number of entries if `last` is true. Return
+        the entries that are left, and the next value of `most`.
         """
         while ready and (
             last
@@ -166,7 +168,7 @@ class Recovery:
     def _run_round(
         self, ready: list[messages.PendingEntry], most: int
     ) -> list[messages.PendingEntry]:
-        """Run the next round while no other message runs. Return the entries that are left."""
+        """Run the next round while nothing else is running. Return the entries that are left."""
         alone = self._quarantine.accused
         largest = [
             1 if each.crashes or each.place in alone else self._suspects.get(each.place, most)
@@ -191,8 +193,8 @@ class Recovery:
     def _run_pending(self, found: list[messages.PendingEntry]) -> None:
         """Run pending entries together, except those that must run alone.
 
-        An entry that was charged with a crash runs alone. In quarantine, every entry runs alone,
-        with a mark in Redis and a turn.
+        An entry that was charged with a crash runs alone. In quarantine, all entries run alone,
+        each with a turn and a mark in Redis.
         """
         executor, together = self._executor, list[FetchedEntry]()
         for entry in self._runnable(found):
@@ -211,7 +213,7 @@ class Recovery:
         self._turns.await_capacity()
 
     def _run_alone(self, entries: list[FetchedEntry]) -> None:
-        """Finish all entries in flight, then run these entries while no other message runs."""
+        """Finish all entries in flight, then run these entries while nothing else is running."""
         self._turns.run_alone()
         if entries:
             self._executor.admit(entries)
@@ -220,7 +222,8 @@ class Recovery:
     def _runnable(self, found: list[messages.PendingEntry]) -> list[FetchedEntry]:
         """Return the entries that must run, and settle those that cannot run.
 
-        Entries that the executor or the settler already holds are left out.
+        The latter were trimmed, are too large or have crashed too often. Entries that the executor
+        or the settler already holds are left out.
         """
         known = {*self._settler.deferred_places, *self._executor.places}
         runnable = []
@@ -249,10 +252,10 @@ class Recovery:
         return message
 
     def _run_marked(self, entries: list[FetchedEntry]) -> None:
-        """Run entries under one mark that lists all of them, while no other message runs.
+        """Run entries under one mark that lists all of them, while no other message is running.
 
-        The turn lasts as long as one of them is running. If a gate then delays the remaining
-        entries, they get a new turn and a new mark.
+        The turn lasts as long as one of them is running. If a gate delays the others so that none
+        is running, the remaining entries get a new turn and a new mark.
         """
         executor, states = self._executor, self._slot.states
         self._turns.run_alone()
@@ -271,8 +274,5 @@ class Recovery:
         self._turns.run_alone()
 
     def _page(self) -> int:
-        """Return how many pending entries may be listed at a time.
-
-        This waits under the same conditions as `Turns.await_room`.
-        """
+        """Return how many pending entries may be listed next. Waits like `Turns.await_room`."""
         return min(RECOVER_PAGE, self._turns.prefetch.count, self._turns.await_room())

@@ -1,9 +1,9 @@
 """Run the handler for one message at a time, and turn the result into a verdict.
 
-The state byte of the entry becomes RUNNING before the message is decoded. If the handler returns,
-the run is finished. If the handler raises, the run lasts until its verdict is recorded, because
-getting the text of the error runs user code. The state byte determines which message is charged for
-a crash, and which time counts towards the limits.
+Each entry has a state byte in the slot. As long as it is RUNNING, a crash is charged to the entry,
+and the time counts towards its limits. It becomes RUNNING before the message is decoded. If the
+handler returns, the run is over. If the handler raises, the run lasts until its verdict is
+recorded, because getting the text of the error runs user code.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from streamqd.worker.gates import Gates
 from streamqd.worker.verdicts import Verdicts
 
 ACK_DELAY_NS = 20_000_000  # settle before the next run if an unsettled run is older than this
-ACK_SHARE = 20  # settle before the next run if settling takes less than 1/20 of the last run
+ACK_SHARE = 20  # settle before the next run if that takes less than 1/20 of the last run's time
 QUICK_RUN_NS = 2_000_000  # run time up to which settling can wait for the next run
-# A pass (see `RunStarts`) may run for no longer than this without checking its delays.
+# Longest time for which a pass (see `RunStarts`) runs without checking its delays.
 UNSEEN_NS = ACK_DELAY_NS + 3 * QUICK_RUN_NS
 
 
 class RunPace:
-    """Settles finished runs between two runs, if they must not wait any longer."""
+    """Settles finished runs before the next run, if they should not wait any longer."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
@@ -51,7 +51,7 @@ class RunPace:
     def settle_first(self, now: int, ran_ns: int) -> int:
         """Settle failures and due verdicts before the next run, because that run may take hours.
 
-        `now` is the current time (`now_ns`), and `ran_ns` is the duration of the last run. Returns
+        `now` is the current time (`now_ns`), and `ran_ns` is the duration of the last run. Return
         the time after settling.
         """
         settler = self._settler
@@ -68,27 +68,28 @@ class InPlace(Protocol):
     """Runs a failed message again in its place, before the messages that must not overtake it."""
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """Return how many of the new messages from index `start` on may run one after another."""
+        """Return how many of the new messages, counted from index `start`, may run in a row."""
 
     def may_run(self, entry: FetchedEntry) -> bool:
-        """Return True if an entry may run now, after waiting for it if necessary.
+        """Return True if an entry may run now. This may wait until the entry is due.
 
-        If it returns False, it has stored the entry for later.
+        If the result is False, the entry was stored, and runs later.
         """
 
     def keep(self, entry: FetchedEntry) -> None:
-        """Make a failed entry wait until it is due. `may_run` is then called for it again."""
+        """Keep a failed entry in its place. It must wait until `may_run` returns True for it."""
 
     def forget(self, entry: FetchedEntry) -> None:
-        """Drop an entry whose run failed and that will not run again in its place."""
+        """Forget an entry that has failed and will not run again in its place."""
 
 
 class RunStarts:
     """The start times of runs whose delays have not been counted yet.
 
-    A pass runs the new entries of one read. As long as all its delays belong to the same bucket of
-    the delay histogram, only the first and the last start are kept. After each settlement, the pass
-    checks the time, and when a delay is about to leave that bucket, it starts to record each start.
+    A pass runs the new entries of one read. As long as the delays of all these entries belong to
+    the same bucket of the delay histogram, only the first and the last start time are kept, which
+    saves time in the hot loop. After each settlement, the pass checks if a delay is about to leave
+    that bucket. From then on, it records the time of each start.
     """
 
     def __init__(self, slot: WorkerSlot, delays: StartDelays) -> None:
@@ -101,7 +102,7 @@ class RunStarts:
         self.note: Callable[[int], None] = self._recorded.append
 
     def look_ahead(self, oldest: bytes, newest: bytes, now: int) -> None:
-        """Stop recording starts while the delays of these entries stay in one histogram bucket.
+        """Begin a pass: record no start times as long as all delays stay in one histogram bucket.
 
         `oldest` and `newest` are the IDs of the first and the last entry of the pass.
         """
@@ -112,15 +113,15 @@ class RunStarts:
             self.note = _forget
 
     def choose_note(self, now: int) -> Callable[[int], None]:
-        """Return the function to call with the time of each start from now on.
+        """Return the function to call with each start time from now on. It may ignore the time.
 
-        Call this after each settlement, because it depends on the current time whether a delay is
-        about to leave its bucket.
+        Call this again after each settlement, because a delay may by then be about to leave its
+        bucket.
         """
         return self.record() if now > self._same_bucket_until else self.note
 
     def record(self) -> Callable[[int], None]:
-        """Record each start from now on. Return the function to call with each of them."""
+        """Record each start time from now on. Return the function to call with each of them."""
         if self.note is _forget:
             self.note = self._recorded.append
             self._last = self._slot.lanes[1]
@@ -128,10 +129,10 @@ class RunStarts:
         return self.note
 
     def count(self, entries: Sequence[RawEntry], start: int) -> None:
-        """Count the delays of the runs that have started. The first one ran `entries[start]`.
+        """Count the delays of the runs that have started. The first of them ran `entries[start]`.
 
-        The IDs come from the fetched entries, because a handler may have changed its message. If
-        `entries` is empty, nothing is counted.
+        `entries` holds the entries as they were fetched, because a handler may have changed its
+        message. If it is empty, nothing is counted.
         """
         self.record()
         count, self._unrecorded = self._unrecorded, 0
@@ -168,7 +169,11 @@ class SingleRunner:
         self._ack_each = context.consumer.ack == EACH
 
     def handle(self, entry: FetchedEntry) -> None:
-        """Run the handler for an entry of the batch, and again as long as it runs in its place."""
+        """Run the handler for an entry of the batch.
+
+        If the entry fails and waits in its place, run it again as long as `InPlace.may_run` permits
+        this. `may_run` may also store the entry for later.
+        """
         if self._in_place is None:
             self._run(entry)
             return
@@ -176,7 +181,7 @@ class SingleRunner:
             pass
 
     def _run(self, entry: FetchedEntry) -> bool:
-        """Run the handler for an entry. Return True if the entry now waits in its place."""
+        """Run the handler for an entry. Return True if it has failed and waits in its place."""
         message, self._waits_in_place = entry.message, False
         if message.expires_at is None or not self._verdicts.skip_expired(entry):
             entries: list[RawEntry] = [] if entry.has_run else [[entry.id, []]]
@@ -194,11 +199,11 @@ class SingleRunner:
         first: int,
         retried: bool,
     ) -> int:
-        """Run the handler for new messages from `messages[start]` on. Return how many ran.
+        """Run the handler for new messages, starting with `messages[start]`. Return how many ran.
 
         `entries` holds the entries of the same messages, and `first` is the index of `messages[0]`
-        in the batch. If not all messages ran, the next one has to wait or must be passed to
-        `handle`.
+        in the batch. If not all messages have run, the caller must pass the next one to `handle`,
+        because it may have to wait.
         """
         in_place = self._in_place
         count = len(messages) - start if in_place is None else in_place.count_free(messages, start)
@@ -219,11 +224,11 @@ class SingleRunner:
         retried: bool,
         entry: FetchedEntry | None = None,
     ) -> int:
-        """Run the handler for messages whose entries are in the batch from index `first` on.
+        """Run the handler for messages. `first` is the index of the first one in the batch.
 
-        Return the number of messages that ran. The pass stops early at a message that waits in its
-        place, because other messages may then have to wait too. `entry` is set only for a single
-        message. In this hot path, values that all messages share are looked up only once.
+        Return the number of messages that have run. If a message fails and waits in its place, stop
+        after it, because the others may have to wait, too. `entry` is set only for a single
+        message. This is the hot path, so values that all messages share are looked up only once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace
         gates, gated = self._gates, self._gates.has_gates
@@ -243,7 +248,8 @@ class SingleRunner:
             if gated or now > words[WORD_TRUSTED_UNTIL]:
                 note_start = self._starts.record()
                 now = gates.await_start(now)
-            # Mark the run as RUNNING before anything happens that the message could influence.
+            # Mark the entry as RUNNING before anything that the message can influence, so that a
+            # crash is charged to it.
             lanes[1] = now
             note_start(now)
             words[WORD_RUN_SEQ] = sequence = sequence + 1
@@ -283,7 +289,7 @@ class SingleRunner:
         return len(messages)
 
     def _settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Record the verdict on a failed run. Return True if the entry runs again in its place."""
+        """Record the verdict on a failed run. Return True if the entry waits in its place."""
         self._waits_in_place = self._verdicts.settle_failure(entry, error)
         if self._waits_in_place:
             assert self._in_place is not None
@@ -307,8 +313,8 @@ def must_settle_first(ran: int, waited: int, settling: int) -> bool:
     """Return True if finished runs must be settled before the next run.
 
     All arguments are in nanoseconds. `ran` is the duration of the last run, `waited` is the age of
-    the oldest unsettled run, and `settling` is the duration of the last settlement. The slower a
-    settlement is, the longer a run may last and still count as quick.
+    the oldest unsettled run, and `settling` is the duration of the last settlement. After a quick
+    run, settling can wait. If settling is slow, longer runs also count as quick.
     """
     worth = max(QUICK_RUN_NS, min(ACK_SHARE * settling, ACK_DELAY_NS))
     return ran > worth or waited > ACK_DELAY_NS

@@ -1,8 +1,8 @@
 """Run messages one after another, in the main thread.
 
-The slot's batch contains the entries of the last read or listing. The next read is sent when each
-of these entries has finished or is waiting for an earlier message. That read also carries their
-acknowledgments.
+The slot's batch contains the entries of the last read or listing. When each of them has finished or
+is held because an earlier message with its key has failed, the next read is sent, which also
+carries their acknowledgments.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Runner(Protocol):
         first: int,
         retried: bool,
     ) -> int:
-        """Run the handler for new messages from `messages[start]` on. Return how many ran.
+        """Run the handler for new messages, starting with `messages[start]`. Return how many ran.
 
         `entries` holds the entries of the same messages, and `first` is the index of `messages[0]`
-        in the batch. If not all messages ran, the next one must be passed to `handle`.
+        in the batch. If not all messages have run, the caller must pass the next one to `handle`.
         """
 
     def handle(self, entry: FetchedEntry) -> None:
-        """Run the handler for an entry of the batch, or collect it."""
+        """Run the handler for an entry of the batch, or collect the entry for a later call."""
 
     def run_collected(self) -> None:
-        """Run the messages that `handle` has collected, because no more messages are ready."""
+        """Run the messages that `handle` has collected, because no more will be added now."""
 
     def drop_collected(self) -> None:
-        """Drop the messages that `handle` has collected. They stay pending."""
+        """Forget the messages that `handle` has collected. They stay pending in Redis."""
 
 
 class SerialExecutor:
@@ -87,7 +87,7 @@ class SerialExecutor:
     def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
         """Accept either listed or newly read entries. No other entry may be in flight.
 
-        In the batch, entries of the retry stream come before those of the partition.
+        The newly read entries of the retry stream run before those of the partition.
         """
         if read is None:
             self._settler.begin_batch([entry.place for entry in listed])
@@ -116,7 +116,7 @@ class SerialExecutor:
         return () if self._held is None else self._held.places
 
     def room(self, _ready: int | None = None) -> int:
-        """Return how many more entries may be fetched from each stream, or 0 if it is full.
+        """Return how many more entries may be fetched from each stream, or 0 for none.
 
         `_ready` is ignored: fetched entries have either run already or are being held, so none of
         them can be ready.
@@ -140,14 +140,15 @@ class SerialExecutor:
     def start(self, *, held: bool = True) -> None:
         """Run all fetched entries, and if `held` is true, also the held messages that are due.
 
-        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. Entries that have not run by
-        then stay pending.
+        Raises Stop if the process must exit, and the errors of `Settler.flush`. In either case,
+        entries that have not run stay pending.
         """
         listed, self._listed = self._listed, []
         if listed:
             began = now_ns()
             for entry in listed:
-                # The first entry must run right after its mark is written, with no check between.
+                # Do not check for a command before the first entry. In quarantine, it must run
+                # right after its mark was written.
                 if entry.index:
                     self._context.channel.check(self._slot.unfinished)
                 self._runner.handle(entry)
@@ -175,7 +176,11 @@ class SerialExecutor:
     def _run_stream(
         self, entries: list[RawEntry], first: int, retried: bool, received: int
     ) -> None:
-        """Run the entries of one stream. `first` is the index of the first one in the batch."""
+        """Run the entries that were read from one stream.
+
+        `first` is the index of the first one in the batch, and `received` is the size of the whole
+        read in bytes.
+        """
         context, slot, runner = self._context, self._slot, self._runner
         messages, may_expire = messages_of_read(context.delivery, entries, retried)
         oversized = received > self._bytes_max  # the read may contain oversized entries
@@ -196,10 +201,10 @@ class SerialExecutor:
             position += ran or 1
 
     def _run_due(self, held: HeldKeys) -> None:
-        """Run the held messages that are due. For each key, stop at the first one that fails.
+        """Run the held messages of the keys that are due. Stop a key at the first one that fails.
 
-        Keys that become due in the meantime wait until after the next read, so that they cannot
-        starve other keys.
+        Keys that become due in the meantime wait until after the next read, so that a key that
+        fails again and again cannot starve other keys.
         """
         lines: list[list[FetchedEntry]] = []
         count = 0
@@ -217,9 +222,9 @@ class SerialExecutor:
         self._settler.flush()
 
     def _run_key(self, held: HeldKeys, line: list[FetchedEntry], first: int) -> None:
-        """Run the messages of a held key until one fails.
+        """Run the messages of a held key until one of them fails.
 
-        `first` is the index of the first message in the batch.
+        `line` holds the messages, and `first` is the index of the first one in the batch.
         """
         for index, kept in enumerate(line, first):
             self._context.channel.check(self._slot.unfinished)

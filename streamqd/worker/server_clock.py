@@ -9,9 +9,10 @@ AGE_NS = 60_000_000_000  # age of a reading after which the server's clock is re
 
 
 class ServerClock:
-    """The server's clock, from which the IDs of messages come.
+    """Estimates the time of the server's clock, to compare it with the times in message IDs.
 
-    The worker cannot use its own clock for this, because two hosts' clocks can differ.
+    The server creates the IDs. The worker's own clock is no substitute, because the clocks of two
+    hosts can differ.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,10 @@ class ServerClock:
         self._read_ns = 0  # time of the last reading (`now_ns`), 0 if there is none
 
     def read(self, link: Connection) -> None:
-        """Read the server's clock. Raises RedisUnavailableError, RedisResponseError."""
+        """Read the server's clock in one round trip.
+
+        Raises RedisUnavailableError if Redis does not answer, and RedisResponseError if it refuses.
+        """
         seconds, micros = link.execute("TIME")
         self._read_ns = now_ns()
         self.offset_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000 - self._read_ns

@@ -1,8 +1,8 @@
 """Send acknowledgments, retries, dead letters and failure counts to Redis, in parts.
 
-`policy.settlement` makes the decisions, and `Settler` executes them. Only the settler stores the
-verdicts that are not settled yet, together with each entry's index in the slot. It determines when
-they are due, and splits them into calls of bounded length.
+`policy.settlement` decides what happens to a message, and `Settler` carries out the decision. It
+keeps the verdicts that are not settled yet, together with each entry's index in the slot. It also
+decides when to send them, and splits them into calls of limited length.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # entries per call, which limits how long one call occupies the server
-GRACE_NS = 1_000_000  # a wait for events may end this much after an acknowledgment is due
+GRACE_NS = 1_000_000  # a wait for events may last this much longer than an acknowledgment may wait
 DEFER_SECONDS = 1.0  # pause between attempts to settle entries that the server refused
 
-# These refusals mean that the server accepts no writes now. A single entry or key may cause others.
+# These refusals mean that the server accepts no writes at all now. Any other refusal may be caused
+# by a single entry or key.
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
 class FailedEntry(NamedTuple):
     """A failed entry that becomes a retry or a dead letter.
 
-    `fields` holds only the fields that change. `body` contains all fields as they were read, as a
-    flat list of names and values. It is sent only if the server cannot copy the entry, because the
-    entry was trimmed or has too many fields. `size` is the approximate size of the body in bytes.
-    `number` is the position of the entry among all entries that the worker has read, or 0 if the
-    entry was listed or handled alone.
+    Usually, the server copies the entry to its next stream, so only the fields that change are sent
+    (`fields`). `body` contains all fields as they were read, as a flat list of names and values. It
+    is sent only if the server cannot copy the entry, because the entry was trimmed or has too many
+    fields. `size` is the approximate size of the body in bytes. `number` is the position of the
+    entry among all entries that the worker has read, or 0 if the entry was listed or handled alone.
     """
 
     place: bytes
@@ -59,7 +60,7 @@ class FailedEntry(NamedTuple):
         return self.size + sum(map(len, self.fields.values()))
 
     def with_body(self) -> FailedEntry:
-        """Return the entry with all its fields, because the server cannot copy its body."""
+        """Return the entry with all its fields in `fields`, for a server that cannot copy them."""
         body = within_limit(dict(zip(self.body[::2], self.body[1::2], strict=False)))
         return self._replace(fields={b"payload": b"", **body, **self.fields})
 
@@ -68,8 +69,9 @@ class FailedEntry(NamedTuple):
 class Settler:
     """Collects verdicts and settles them. A worker keeps its settler when it reconnects.
 
-    The state byte of an entry stays DONE or FAILED until Redis confirms its settlement. Only the
-    main thread may use the settler.
+    An entry's state byte stays DONE or FAILED until Redis has confirmed that its verdict is
+    settled. So if the process exits before that, the supervisor can still find the entry in the
+    slot. Only the main thread may use the settler.
     """
 
     link: Connection
@@ -83,15 +85,17 @@ class Settler:
         self.main_acks: list[bytes] = []
         self.retry_acks: list[bytes] = []
         self._ack_indexes: list[int] = []
-        # Acknowledgments that also clear counters in Redis need a script, so no read carries them.
+        # Acknowledgments that also clear counters in Redis. They need a script, so they cannot be
+        # sent together with a read.
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
         self._read_count = 0  # number of entries read so far
         # The `number` of the first entry in the batch, 0 if the batch does not come from a read.
         self._first = 0
         self.since_ns = 0  # time of the oldest unsettled verdict (`now_ns`), or 0
-        self._failures_due = False  # True if a failure must not wait for `linger_ns`
-        # Maps each entry that waits in its place to its failure count and its due time.
+        self._failures_due = False  # True if failures must be settled without waiting `linger_ns`
+        # Maps the place of each entry that waits there to its failure count and due time
+        # (`now_ns`).
         self._notes: dict[bytes, tuple[int, int]] = {}
         self._deferred: set[bytes] = set()  # places of refused entries
         self._deferred_until_ns = 0
@@ -127,7 +131,7 @@ class Settler:
     def fail(self, item: FailedEntry, now: int) -> None:
         """Record that an entry must be retried or dead-lettered.
 
-        From now on, no crash is charged to it.
+        This ends its run, so that a later crash is not charged to it.
         """
         self._mark(item.at, FAILED)
         self.items.append(item)
@@ -156,23 +160,26 @@ class Settler:
 
     @property
     def has_unconfirmed_acks(self) -> bool:
-        """True if Redis has not confirmed every recorded acknowledgment yet."""
+        """True if any recorded acknowledgment was not confirmed by Redis yet."""
         return bool(self._ack_indexes or self._with_counters)
 
     @property
     def only_plain_acks(self) -> bool:
-        """True if only plain acknowledgments are unsettled, which the next read can carry."""
+        """True if nothing but plain acknowledgments is unsettled.
+
+        These can be sent together with the next read. Anything else needs a script.
+        """
         return not (self._with_counters or self.items or self._notes)
 
     @property
     def deferred_places(self) -> list[bytes]:
-        """The places of failed entries that are not settled yet, such as refused entries."""
+        """The places of failed entries that are not settled yet, perhaps because of a refusal."""
         return [item.place for item in self.items]
 
     def begin_batch(self, places: list[bytes], *, read: bool = False) -> None:
         """Write a new batch to the slot, followed by the failed entries that are not settled yet.
 
-        `read` must be True if all places come from one read, in the order of that read.
+        `read` must be True if all places come from one read and are in the order of that read.
         """
         self.slot.post_batch(places + self.deferred_places)
         self._first = self._read_count + 1 if read else 0
@@ -192,11 +199,11 @@ class Settler:
     # Because of `_deferred_until_ns`, refused entries are sent no more than once per DEFER_SECONDS.
 
     def make_failures_due(self) -> None:
-        """Make failures due immediately, because one of their runs was not quick."""
+        """Make all recorded failures due now. Call this after a run that was not quick."""
         self._failures_due = True
 
     def is_due(self, now: int) -> bool:
-        """Return True if verdicts must be settled now, with a read or by scripts."""
+        """Return True if verdicts must be settled now, either with a read or through scripts."""
         since = self.since_ns
         return since > 0 and (self._has_due_failure or now - since >= self.linger_ns)
 
@@ -211,9 +218,10 @@ class Settler:
         return self._failures_due and not self.only_plain_acks
 
     def settle(self, *, read_follows: bool) -> None:
-        """Settle due verdicts.
+        """Settle the verdicts that are due.
 
-        If a read follows, it carries the plain acknowledgments. Raises the errors of `flush`.
+        `read_follows` must be true if the caller sends a read next. The plain acknowledgments are
+        then left to that read. Raises the errors of `flush`.
         """
         due, self._failures_due = self.is_due(now_ns()), False
         if due and not read_follows:
@@ -224,7 +232,7 @@ class Settler:
     # --- settling ---
 
     def confirm_acks(self, now: int) -> None:
-        """Record that Redis has executed all plain acknowledgments, by script or with a read."""
+        """Record that Redis has executed all plain acknowledgments, in a script or with a read."""
         count = len(self._ack_indexes)
         if not count:
             return
@@ -235,20 +243,21 @@ class Settler:
             self._restart_clock()
 
     def flush(self) -> None:
-        """Settle everything by scripts, acknowledgments first, because they may free memory.
+        """Settle everything through scripts, acknowledgments first, because they may free memory.
 
-        Retries and dead letters that Redis refuses are deferred, and failure counts are kept while
-        it accepts no writes. Raises Fenced and RedisUnavailableError, and RedisResponseError if
-        another call is refused. Verdicts that Redis confirmed before the error are settled.
+        If Redis refuses retries or dead letters, they stay here and are sent again later. The same
+        applies to failure counts while Redis accepts no writes. Raises Fenced if the lease is lost,
+        RedisUnavailableError if Redis does not answer, and RedisResponseError if it refuses another
+        call. Verdicts that Redis has confirmed before the error are settled.
         """
         self._flush_acks()
         self.flush_verdicts()
 
     def flush_last(self) -> None:
-        """Settle everything before the worker exits, including deferred entries.
+        """Settle everything before the worker exits, including entries that Redis has refused.
 
-        If the connection or an answer is lost, try a second time on a new connection, because the
-        next owner would run unsettled failures again. Raises the errors of `flush`.
+        If the connection is lost, try a second time on a new one, because the next owner would run
+        messages whose failure is not settled again. Raises the errors of `flush`.
         """
         self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
@@ -260,7 +269,10 @@ class Settler:
             self.flush()
 
     def try_to_flush(self) -> None:
-        """Settle the verdicts that Redis accepts now, and keep the others. Raises Fenced."""
+        """Settle as much as Redis accepts now, and keep the rest.
+
+        Raises Fenced if the lease is lost. Other errors are ignored.
+        """
         with contextlib.suppress(RedisUnavailableError, RedisResponseError):
             self.flush()
 
@@ -274,7 +286,7 @@ class Settler:
         self.confirm_acks(now_ns())
 
     def flush_verdicts(self) -> None:
-        """Settle all verdicts except plain acknowledgments, which a read can carry.
+        """Settle everything except plain acknowledgments, which can be sent with the next read.
 
         Raises the errors of `flush`.
         """
@@ -286,7 +298,7 @@ class Settler:
         self._restart_clock()
 
     def _flush_counted_acks(self) -> None:
-        """Acknowledge entries and clear their counters, part by part."""
+        """Acknowledge the entries that have counters in Redis, and clear the counters."""
         for part in _parts(self._with_counters):
             call = messages.ack(self.keys, self.lease, [], charged=[place for place, _ in part])
             self._calls.run(call)
@@ -298,7 +310,7 @@ class Settler:
     def _write_notes(self) -> None:
         """Write the failure counts and due times of entries that wait in their places.
 
-        If Redis accepts no writes, a later call tries again.
+        If Redis accepts no writes now, keep them for a later call.
         """
         now = now_ns()
         notes = [
@@ -315,7 +327,7 @@ class Settler:
         self._notes.clear()
 
     def _settle_items(self) -> None:
-        """Send retries and dead letters, and defer the entries that Redis refuses."""
+        """Send retries and dead letters, and keep those that Redis refuses for a later call."""
         deferred: list[FailedEntry] = []
         batches = _batches(self.items)
         while batches:
@@ -326,7 +338,7 @@ class Settler:
                 if not isinstance(reply, RedisResponseError):
                     again += _batches(self._record_moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
-                    # A single item may be the cause, so send each item in a call of its own.
+                    # A single item may have caused the refusal, so send each one in its own call.
                     again += [(dead, [item]) for item in items]
                 else:
                     deferred += items
@@ -352,7 +364,10 @@ class Settler:
     def _record_moved(
         self, reply: Reply, items: list[FailedEntry], *, dead: bool
     ) -> list[FailedEntry]:
-        """Mark the settled entries. Return the others, which must be sent again with bodies."""
+        """Mark the entries that are settled, and return the others with all their fields.
+
+        The server could not copy the latter, so they must be sent again.
+        """
         again = []
         moved = 0
         settled = messages.SettledReply.parse(reply)
@@ -360,8 +375,8 @@ class Settler:
             if word == "MISSING":
                 again.append(item.with_body())
                 continue
-            # GONE means that an earlier copy of this call moved the entry, or that a client has
-            # acknowledged it.
+            # The word GONE means that an earlier copy of this call has moved the entry, or that
+            # another client has acknowledged it.
             moved += word == "MOVED"
             self._mark(item.at, CLEARED)
         self.slot.add("dead_lettered" if dead else "retried", moved)
@@ -372,7 +387,7 @@ class Settler:
         return again
 
     def _defer(self, error: RedisResponseError, items: list[FailedEntry]) -> None:
-        """Defer refused entries for DEFER_SECONDS. They stay pending while others are settled."""
+        """Record that entries were refused, so that they are sent again after DEFER_SECONDS."""
         if not self._deferred_until_ns:
             logs.event(
                 "message.deferred",
@@ -387,10 +402,10 @@ class Settler:
         self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 
     def pending_differs(self, kept: int) -> bool:
-        """Return True if the server's pending count differs from the entries known to the worker.
+        """Return True if Redis counts more or fewer pending entries than the worker knows.
 
-        The worker knows the unsettled entries and those that its executor keeps. `kept` is the
-        number of the latter.
+        The worker knows the unsettled entries, and `kept` entries that its executor holds. This
+        takes one round trip.
         """
         assignment = self.lease.assignment
         commands = [
@@ -409,7 +424,7 @@ class Settler:
         states, indexes = self.slot.states, self._ack_indexes
         first, end = min(indexes), max(indexes) + 1
         if end - first == len(indexes) == bytes(states[first:end]).count(DONE):
-            # The indexes are consecutive, as in most batches, so one assignment clears all of them.
+            # In most batches, the indexes are consecutive, so that one assignment can clear them.
             states[first:end] = bytes([CLEARED]) * len(indexes)
         else:
             for index in indexes:
@@ -430,8 +445,8 @@ class Settler:
             self.since_ns = 0
 
     def _observe_ack(self, now: int, count: int) -> None:
-        # To read the clock only once per batch, count each entry with the wait of the oldest one.
-        # The histogram is therefore an upper bound.
+        # Count all entries with the wait of the oldest one, so that the clock is read only once per
+        # batch. So the histogram shows upper bounds of the waits.
         waited = max(0, now - self.since_ns) if self.since_ns else 0
         histogram = self.slot.ack_histogram
         histogram[min((waited >> 10).bit_length(), len(BUCKETS))] += count
@@ -445,12 +460,16 @@ T = TypeVar("T")
 
 
 def _parts(owed: list[T]) -> list[list[T]]:
-    """Split a list into parts of up to BATCH_MAX, one for each call."""
+    """Split a list into parts with up to BATCH_MAX elements, one part for each call."""
     return [owed[start : start + BATCH_MAX] for start in range(0, len(owed), BATCH_MAX)]
 
 
 def _batches(items: list[FailedEntry]) -> list[_Batch]:
-    """Split failed entries into calls, each limited by the number of entries and their bytes."""
+    """Split failed entries into parts, one for each call.
+
+    A part contains either retries or dead letters. Both its number of entries and its size in bytes
+    are limited.
+    """
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]
@@ -459,6 +478,6 @@ def _batches(items: list[FailedEntry]) -> list[_Batch]:
 
 
 def _are_adjacent(items: list[FailedEntry]) -> bool:
-    """Return True if the entries were read one after another, so they are adjacent in Redis."""
+    """Return True if the entries were read in a row, so that they are adjacent in their stream."""
     first = items[0].number
     return first > 0 and all(item.number == at for at, item in enumerate(items, first))

@@ -1,7 +1,7 @@
 """The soft time limit: when the supervisor sends SIGUSR1, SoftTimeout is raised in the handler.
 
-Only the handler and the inspection of its error are interrupted, because the inspection can run
-user code too. The worker's own steps are never interrupted.
+Only user code is interrupted, and never the worker's own steps. User code runs in the handler, and
+in the inspection of its error, for example when the text of the error is computed.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ Found = TypeVar("Found")
 
 
 class SoftLimit:
-    """The soft limit for the runs of one worker."""
+    """Interrupts the runs of one worker that exceed the soft time limit."""
 
     def __init__(self, slot: WorkerSlot, seconds: float | None) -> None:
         self.slot = slot
         self._seconds = seconds
-        # True while the handler or the inspection of its error runs, which may be interrupted.
+        # True while user code is running that may be interrupted.
         self.in_handler = False
-        self.inspecting = False  # True during the inspection, which runs in the main thread
-        # The function that interrupts a run outside the main thread.
+        self.inspecting = False  # True while an error is inspected, which runs in the main thread
+        # The function that interrupts a run in another thread, or None if the handler runs in the
+        # main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
 
     def listen(self, on_signal: Callable[[int, object], None] | None = None) -> None:
-        """Install the handler for the supervisor's signal.
+        """Start to handle the supervisor's signal.
 
-        By default, the signal interrupts the current run. `on_signal` replaces this behavior.
+        By default, the signal interrupts the current run. If `on_signal` is given, it is called
+        instead, with the arguments of a signal handler.
         """
         signal.signal(signal.SIGUSR1, on_signal or self._on_signal)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
-        # By now, another run or no run may be active, so check that it is the run that the
-        # supervisor chose.
+        # The run that the supervisor wants to interrupt may already be over. So check that the
+        # current run is the right one.
         if self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
-            # Clear this here too, because an exception that is raised at the first instruction of
-            # `finally` skips the rest of that block.
+            # The caller clears this in a `finally` block. But if the exception is raised at the
+            # first instruction of that block, the rest of it is skipped, so also clear it here.
             self.in_handler = False
             if self.interrupt is None or self.inspecting:
                 raise self.error()
@@ -54,10 +56,11 @@ class SoftLimit:
         )
 
     def run_bounded(self, work: Callable[..., Found], *given: Any) -> Found | handlers.SoftTimeout:
-        """Inspect the result of a run under the time limit, because this may call user code.
+        """Return `work(*given)`, which may be interrupted by the run's time limit.
 
-        If the limit is reached, return its exception instead. `work` must not change any state of
-        the worker, because it can be interrupted anywhere.
+        This is used to inspect the result of a run, which may call user code. If the limit is
+        reached, return the SoftTimeout instead. `work` must not change any state of the worker,
+        because it can be interrupted anywhere.
         """
         fork_role.end_child()  # if a forked child raised or returned
         try:

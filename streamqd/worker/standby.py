@@ -1,8 +1,8 @@
 """A standby is a worker that boots next to the worker that it will replace, and waits to take over.
 
-It imports the handler, runs `on_start` and connects to Redis. It has no token, so it can neither
-read nor settle. The slot still belongs to the active worker, so the standby writes only one word,
-which reports that it has booted.
+It imports the handler, runs `on_start` and connects to Redis. It has no token yet, so it can
+neither read nor settle messages. The slot still belongs to the active worker. So the standby writes
+only its PID to the slot, to report that it has booted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamqd.worker.hooks import Hooks, boot
 
 
 class StandbyResult(NamedTuple):
-    """The grant that a standby received, and the resources that it has prepared."""
+    """The grant that a standby has received, and its loaded handler and connection."""
 
     grant: Grant
     booted: tuple[Hooks, Connection]
@@ -38,9 +38,10 @@ def prepare(
     slot: WorkerSlot,
     control: socket.socket,
 ) -> StandbyResult | ExitCode:
-    """Boot, report this to the supervisor, and wait for the grant.
+    """Boot as a standby, report this to the supervisor, and wait for its answer.
 
-    Return an exit code if the standby must stop instead. Raises HandlerLoadError.
+    Return the grant with which to become the worker, or an exit code if the standby must stop
+    instead. Raises HandlerLoadError if the handler cannot be loaded.
     """
     channel = ControlChannel(slot, control, lambda: None)
     hooks = boot(settings, consumer, grant.lease.assignment)

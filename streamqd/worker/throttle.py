@@ -1,8 +1,8 @@
 """Limit the runs of one partition to the rate of its consumer.
 
-`policy.rate` makes the decisions, and this module waits between two runs. Like every wait of a
-worker, the wait ends early if the worker must stop, pause or hand over. The state is stored in a
-word of the slot, so that the next worker continues with it, even after a crash.
+`policy.rate` makes the decisions, and this module waits between two runs. If the supervisor
+commands the worker to stop or pause, the wait ends early, like every wait of a worker. The state is
+stored in the slot, so that the next worker continues with it, even after a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BURST_SECONDS = 0.02
 
 
 class RateLimiter:
-    """A gate that limits one worker to its rate."""
+    """A gate that limits how many runs of one worker may start per second."""
 
     def __init__(self, context: WorkerContext, burst: int) -> None:
         """Create the rate limiter. If `rate_burst` is not set, the burst is at least `burst`."""
@@ -33,9 +33,9 @@ class RateLimiter:
         self._since_ns = 0  # start of the current wait, 0 if there is none
 
     def _set_rate(self, partitions: int) -> None:
-        """Compute the rate of this partition.
+        """Compute the rate of this partition. `partitions` is the topic's number of partitions.
 
-        If `rate_per` is "group", the partitions share the rate of the group equally.
+        If `rate_per` is "group", each partition gets an equal share of the group's rate.
         """
         self._partitions = partitions
         per_second = self._consumer.rate_per_second(partitions)
@@ -47,20 +47,22 @@ class RateLimiter:
 
     @property
     def burst(self) -> int:
-        """The number of runs that may start at a time."""
+        """The largest number of runs that may start at the same time."""
         return self._rate.burst
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until this many runs may start, and return that time.
+        """Wait until this many runs may start, and return the time then.
 
-        The caller must start the runs immediately, because the rate counts from that time.
+        The caller must start the runs immediately and pass this time to `note_start`, because the
+        next runs are delayed from that time on.
         """
         while left := self.held_ns(now, runs):
             self._settler.flush()
             if left > SHORT_NS:
                 self._channel.sleep((left - SHORT_NS) / 1e9, self._slot.unfinished)
             else:
-                # A poll has a resolution of a millisecond, which is too coarse here.
+                # `ControlChannel.sleep` has a resolution of a millisecond, which is too coarse
+                # here.
                 time.sleep(left / 1e9)
             now = now_ns()
         return now
@@ -68,7 +70,7 @@ class RateLimiter:
     def held_ns(self, now: int, runs: int = 1) -> int:
         """Return the nanoseconds until this many runs may start, or 0 if they may start now.
 
-        If they have to wait, this is published in the slot.
+        If they have to wait, the slot shows the wait and its reason.
         """
         if self._slot.partitions != self._partitions:  # the topic has grown
             self._set_rate(self._slot.partitions)
@@ -84,7 +86,7 @@ class RateLimiter:
 
     @property
     def one_by_one(self) -> bool:
-        """False, because the rate limits starts and not the number of active runs."""
+        """False, because the rate does not limit the number of active runs."""
         return False
 
     def note_start(self, now: int, runs: int = 1) -> None:
@@ -97,10 +99,11 @@ class RateLimiter:
 
 
 def make_rate_limiter(context: WorkerContext, burst: int) -> RateLimiter | None:
-    """Return the rate limiter that the consumer configures, or None.
+    """Return the rate limiter that the consumer's settings require, or None.
 
-    If the consumer does not set `rate_burst`, the burst is either `burst` or the number of runs in
-    BURST_SECONDS, whichever is larger, because wake-ups are not precise.
+    If the consumer does not set `rate_burst`, the number of runs that may start at the same time is
+    `burst`, or the number that the rate allows in BURST_SECONDS if that is larger. The latter is
+    necessary, because a worker does not wake up more precisely than that.
     """
     if context.consumer.rate:
         return RateLimiter(context, burst)

@@ -1,7 +1,8 @@
-"""One turn of a worker's loop and its waits for events, shared by serving and recovery.
+"""The steps and waits that serving (`worker`) and recovery (`recovery`) share.
 
-A turn follows the supervisor's command, collects finished runs, starts ready entries, and settles
-due verdicts. `worker` adds the reads, and `recovery` adds the pending entries.
+One turn of either loop follows the supervisor's command, collects finished runs, starts ready
+entries, and settles verdicts that are due. `worker` adds reads, and `recovery` adds the pending
+entries.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ PUBLISH_NS = 1_000_000_000
 
 
 class Reconnect(Exception):  # noqa: N818 - nothing is wrong
-    """Raised to continue with a new connection, because the old one is abandoned on purpose."""
+    """Raised to continue with a new connection, although nothing is wrong with the old one.
+
+    A long poll may still occupy the old connection.
+    """
 
 
 @dataclass
 class Turns:
-    """Runs the turns of one worker. Only the main thread may use it."""
+    """Runs the turns of one worker's loops. Only the main thread may use it."""
 
     context: WorkerContext
     reader: Reader
@@ -46,7 +50,11 @@ class Turns:
         self._published_ns = 0
 
     def follow_and_collect(self) -> None:
-        """Follow the supervisor's command, and collect finished runs."""
+        """Follow the supervisor's command, and collect the runs that have finished.
+
+        If the flood guard requires it, this also pauses the partition. Raises Stop if the process
+        must exit.
+        """
         self.follow_command()
         self.executor.collect_finished()
         self.check_message_limit()
@@ -59,17 +67,18 @@ class Turns:
             self.publish()
 
     def follow_command(self) -> None:
-        """If the supervisor commands a stop or a pause, wait for the active runs and follow it.
+        """If the supervisor commands a stop or a pause, wait for the active runs and obey.
 
-        Raises Stop, or Reconnect if a long poll had to be abandoned.
+        Raises Stop. After a pause, raises Reconnect if a long poll was waiting, because the long
+        poll had to be abandoned.
         """
         if not self._slot.words[WORD_COMMAND]:
             return
         self.finish_running()
         waited = self.reader.poll.is_waiting
         if waited:
-            # The poll may already have fetched entries. They are found when the pending entries are
-            # listed next.
+            # The read that follows the poll may already have fetched entries. They are found the
+            # next time the pending entries are listed.
             self.reader.poll.abandon()
             self._link.close()
         self._channel.check(self.executor.in_flight.entries)
@@ -84,13 +93,16 @@ class Turns:
     def has_command(self) -> bool:
         """Return True if the worker must stop or pause before the next read.
 
-        The command may have come during a run, which can take hours.
+        Check this again after each run, because a run can take hours.
         """
         must_pause = self.guards is not None and self.guards.must_pause
         return must_pause or self._slot.words[WORD_COMMAND] != 0
 
     def publish(self) -> None:
-        """Publish the counts and durations of runs in the slot, and log suppressed lines."""
+        """Publish the counts and durations of runs in the slot, and log how many lines are missing.
+
+        Lines are missing from the log if too many messages failed or expired.
+        """
         if self.guards is not None:
             self.guards.record_settled()
         now = self._published_ns = now_ns()
@@ -99,7 +111,7 @@ class Turns:
         self.verdicts.catch_up()
 
     def start_and_settle(self) -> None:
-        """Start ready entries, and settle due verdicts."""
+        """Start ready entries, and settle the verdicts that are due."""
         self.executor.start()
         due = self._settler.is_due(now_ns())
         self._settler.settle(read_follows=due and self.may_read_for_acks())
@@ -112,29 +124,30 @@ class Turns:
     # --- waiting ---
 
     def await_capacity(self) -> None:
-        """Run fetched messages, including held ones, until more may be fetched."""
+        """Run fetched messages, including held ones, until there is room to fetch more."""
         while not self.executor.room():
             self.advance()
             if not self.executor.room():
                 self.wait()
 
     def finish_running(self, *, commanded: bool = True) -> None:
-        """Wait until no handler is running.
+        """Wait until no handler is running. Finished runs are settled during the wait.
 
-        If `commanded` is true, also stop waiting when the supervisor withdraws its command.
+        If `commanded` is true, also stop waiting if there is no command of the supervisor, or if
+        the supervisor withdraws it.
         """
         while self.executor.in_flight.running and (self._slot.words[WORD_COMMAND] or not commanded):
             self.settle_next_finished()
 
     def settle_next_finished(self, *, held: bool = True) -> None:
-        """Wait for an event as `wait` does, then settle the runs that have finished."""
+        """Wait for an event as `wait` does, and then try to settle the runs that have finished."""
         self.wait(held=held)
         self.executor.collect_finished()
         with contextlib.suppress(Fenced):
             self._settler.try_to_flush()
 
     def run_alone(self) -> None:
-        """Run all entries in flight while no other messages run, then settle them."""
+        """Run all entries in flight until none is left, and settle them. Held ones do not start."""
         executor = self.executor
         while executor.in_flight.entries:
             self.follow_and_collect()
@@ -148,7 +161,7 @@ class Turns:
     def wait(self, *descriptors: int, held: bool = True) -> set[int]:
         """Wait until a run finishes, a descriptor is readable, or `wait_seconds` have passed.
 
-        Return the descriptors that are readable.
+        The supervisor can also end the wait. Return the descriptors that are readable.
         """
         seconds = self.wait_seconds(held=held)
         return self._channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
@@ -156,8 +169,8 @@ class Turns:
     def wait_seconds(self, *, held: bool = True) -> float:
         """Return how many seconds the loop may wait for an event.
 
-        The wait ends when a settlement or a check is due, or when an entry could start. If `held`
-        is true, this may also be a held entry.
+        It must not wait longer than until a settlement or a check of the connection is due, or an
+        entry can start. If `held` is true, this includes held entries.
         """
         seconds, poll, now = self.longest_wait, self.reader.poll, now_ns()
         if poll.is_waiting:
@@ -174,14 +187,14 @@ class Turns:
 
     @property
     def longest_wait(self) -> float:
-        """The number of seconds after which the worker must send a command to Redis."""
+        """The number of seconds that the worker may wait before it must send something to Redis."""
         return DEFER_SECONDS if self._settler.items else BLOCK_SECONDS
 
     @property
     def is_link_taken(self) -> bool:
-        """True while a long poll occupies the connection that is needed to settle.
+        """True while a long poll occupies the connection over which verdicts are settled.
 
-        Such a poll returns in time for the next due verdict.
+        Such a poll is sent with a time limit, so that it ends before the next verdict is due.
         """
         return self.reader.poll.is_waiting and self._settler.link is self._link
 
@@ -190,26 +203,27 @@ class Turns:
     def wants_entries(self, count: int = 0) -> bool:
         """Return True if there is room for more entries, and fewer than `count` are ready.
 
-        If `count` is 0, the number of lanes is used instead. While a long poll is waiting, the
-        result is False.
+        If `count` is 0, the number of lanes is used instead. The result is False while a long poll
+        is waiting, because the poll will return entries anyway.
         """
         if self.reader.poll.is_waiting:
             return False
         return self.executor.room(count or self._consumer.lanes) > 0
 
     def may_read_for_acks(self) -> bool:
-        """Return True if a read may be sent just to carry acknowledgments.
+        """Return True if a read may be sent only because of the acknowledgments that it carries.
 
-        No lane needs the entries that such a read returns. It is therefore sent only while fewer
-        entries are ready than one read fetches.
+        No lane needs the entries that such a read returns. So it is sent only if fewer entries are
+        ready than one read fetches.
         """
         return self.wants_entries(max(self.prefetch.count, self._consumer.lanes))
 
     def await_room(self) -> int:
         """Return how many entries may be fetched from each stream (at least 1).
 
-        If Redis refuses retries and dead letters, this waits while too many of them are unsettled.
-        Acknowledgments are still sent during the wait, because they free memory.
+        If Redis refuses retries and dead letters, wait until fewer of them are unsettled. During
+        the wait, acknowledgments are still sent, because they free memory. Raises Stop, and the
+        errors of `Settler.flush`.
         """
         settler, most = self._settler, self._consumer.prefetch_max
         while (room := most - len(settler.items)) <= 0:

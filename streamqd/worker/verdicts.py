@@ -1,8 +1,9 @@
-"""Turn the result of a run into a settlement, and settle messages that do not run at all.
+"""Decide what happens to messages that have failed or cannot run.
 
-`policy.settlement` decides what happens to a message. This module passes the decision to the
-settler as an acknowledgment, a retry or a dead letter. A message that runs again in its place stays
-in the executor, and its due time and failure count are written to Redis for the next owner.
+`policy.settlement` makes the decision, which is the verdict. This module collects the facts for it,
+and passes the verdict to the settler as an acknowledgment, a retry or a dead letter. A message that
+runs again in its place stays in the executor, and its due time and failure count are written to
+Redis for the next owner.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.settler import FailedEntry
 
-RELEASE_SECONDS = 1.0  # pause after a handler's Release before pending entries are listed
+RELEASE_SECONDS = 1.0  # time until a message runs again after its handler has raised Release
 TOO_LARGE = "too-large"  # reason code of a dead letter
 TEXT_TIMED_OUT = "<its text took longer than the time limit of the run>"
 # The values of `dlq_error` that store the text of the exception.
@@ -41,9 +42,9 @@ KEEPS_TEXT = ("message", "traceback")
 
 
 class FailureDetails:
-    """The facts about a failed run, collected step by step.
+    """The facts about a failed run, which are collected one by one.
 
-    If collecting them takes too long, the facts found so far are used.
+    If collecting them takes too long, those that were found so far are used.
     """
 
     __slots__ = (
@@ -52,7 +53,7 @@ class FailureDetails:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-        self.outcome: Outcome | None = None  # contains no text or traceback
+        self.outcome: Outcome | None = None  # the kind of failure, without text or traceback
         self.described: handlers.Description | None = None
         # The texts below may be stored in Redis.
         self.text = ""
@@ -63,7 +64,7 @@ class FailureDetails:
 
 
 class Verdicts:
-    """Settles messages that failed or did not run, and counts the outcomes."""
+    """Finds the verdicts on messages that have failed or cannot run, and counts them."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class Verdicts:
     ) -> None:
         """Create the verdicts of one worker.
 
-        `redact` filters the texts that are logged or stored in Redis. `observer` receives failed
-        runs.
+        `redact` is the user's function that filters texts before they are logged or stored in
+        Redis. `observer` reports failed runs to tracing and error trackers.
         """
         self._observer = observer
         self._context = context
@@ -99,7 +100,7 @@ class Verdicts:
     # --- without a run ---
 
     def skip_expired(self, entry: FetchedEntry) -> bool:
-        """Acknowledge a message without a run if it has expired. Return False if it has not."""
+        """If a message has expired, acknowledge it without a run. Otherwise, return False."""
         message = entry.message
         expires_at = message.expires_at
         if expires_at is None or self._clock.time() < expires_at:
@@ -112,7 +113,7 @@ class Verdicts:
         return True
 
     def acknowledge_missing(self, entry: PendingEntry) -> None:
-        """Acknowledge a pending entry that has been trimmed from its stream."""
+        """Acknowledge a pending entry whose message was trimmed from its stream."""
         self._slot.add("missing_entries")
         place = entry.place.decode()
         logs.event(
@@ -124,9 +125,10 @@ class Verdicts:
         self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
     def dead_letter_unrunnable(self, entry: FetchedEntry, context: bytes) -> bool:
-        """Dead-letter a message if it has crashed its process too often or is too large.
+        """If a message is too large or has crashed too often, dead-letter it without a run.
 
-        Return False for other messages. `context` is the supervisor's record of the last crash.
+        Otherwise, return False. `context` is the JSON with which the supervisor has recorded the
+        last crash.
         """
         if self.dead_letter_oversized(entry):
             return True
@@ -143,7 +145,7 @@ class Verdicts:
         return True
 
     def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
-        """Dead-letter a message if it is larger than producers may write. Return False if not."""
+        """If a message is larger than producers may write, dead-letter it, or else return False."""
         text = dead_letters.find_oversize(entry.message, self._bytes_max)
         if not text or self._delivery.assignment.reads_dead_letters:
             return False
@@ -156,7 +158,7 @@ class Verdicts:
         """Dead-letter a message without a run.
 
         `why` contains the reason code, the text from which the fingerprint is computed, and a
-        sentence for people.
+        sentence for people. `context` holds additional fields of the dead letter.
         """
         message, handler = entry.message, self._consumer.handler
         fields = dead_letters.build_fields_without_run(
@@ -181,10 +183,11 @@ class Verdicts:
         return self._run_bounded(handlers.run_error, end)
 
     def settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Settle a message whose run failed. Return True if it waits in its place instead.
+        """Find the verdict on a failed run. Return True if the message waits in its place.
 
-        Call `entry.restore()` first. Until the verdict is determined, the state byte of the entry
-        is RUNNING, so that a crash in this method is charged to it.
+        Otherwise, pass the verdict to the settler. Call `entry.restore()` first. Until the verdict
+        is found, the state byte of the entry is RUNNING, so that a crash is charged to it. Such a
+        crash is possible, because the inspection of the error may run user code.
         """
         self._slot.states[entry.index] = RUNNING
         message, crashes = entry.message, entry.crash_count
@@ -266,7 +269,10 @@ class Verdicts:
         *,
         stays: bool = False,
     ) -> None:
-        """Pass a failed run to the observer, if there is one, and store the span of the run."""
+        """Pass a failed run to the observer, if there is one, and store the trace span of the run.
+
+        `stays` is true if the message keeps its place in its stream.
+        """
         observer = self._observer
         if observer is None:
             return
@@ -290,9 +296,9 @@ class Verdicts:
         details.span = observer.note_failure(run)
 
     def _inspect(self, details: FailureDetails) -> None:
-        """Collect the facts for the decision and the log, as far as `dlq_error` allows.
+        """Collect the facts for the verdict and the log, as far as `dlq_error` allows.
 
-        `redact_error` filters the text.
+        The text is filtered with the user's `redact_error`.
         """
         error, detail = details.error, self._consumer.dlq_error
         details.outcome = outcome = handlers.to_brief_outcome(error, detail)
@@ -302,12 +308,12 @@ class Verdicts:
         if detail != "none":
             details.place = described.place()
         if detail in KEEPS_TEXT:
-            details.text = TEXT_TIMED_OUT  # replaced by the next line, unless that times out
+            details.text = TEXT_TIMED_OUT  # stays only if the next line takes too long
             details.text = handlers.redact_text(described.text(), self._redact)
         details.described = described
 
     def _inspect_fully(self, details: FailureDetails) -> None:
-        """Collect the fingerprint and the traceback, which only some verdicts and logs need."""
+        """Also collect the fingerprint and the traceback, which only some verdicts or logs need."""
         described = details.described
         if described is None:
             return  # `_inspect` timed out
@@ -326,11 +332,11 @@ class Verdicts:
             self._settler.note(entry.place, failures, entry.due_ns, now)
 
     def _age(self, message: Message) -> float:
-        # Compare times on the server's clock, because two hosts' clocks can differ.
+        # Compare times of the server's clock only, because the clocks of two hosts can differ.
         if self._policy.max_age is None:
             return 0.0
-        # For a replayed dead letter, the age counts from its failure, because the message itself
-        # may be old.
+        # The age of a dead letter counts from its failure, because the original message may be much
+        # older.
         since = message.timestamp if message.dead_letter is None else message.dead_letter.failed_at
         return max(0.0, self._clock.time() - since)
 
@@ -347,16 +353,16 @@ class Verdicts:
     def _give_up(
         self, entry: FetchedEntry, reason: str, error: str, details: FailureDetails | None = None
     ) -> None:
-        """Acknowledge an entry that was read from a dead-letter stream.
+        """Acknowledge an entry of a dead-letter stream that would otherwise be dead-lettered.
 
-        It is not dead-lettered, because its group would read the new dead letter again.
+        If it were dead-lettered, the consumer that reads the dead letters would read it again.
         """
         self._slot.add("given_up")
         self._settler.skip(entry)
         self._log_dead_letter(self._given_up_lines, entry.message, reason, error, details)
 
     def catch_up(self) -> None:
-        """Log how many lines were suppressed, for each kind of line whose interval is over."""
+        """Log how many log lines were suppressed, once per interval and kind of line."""
         for lines in (
             self._dead_lines,
             self._given_up_lines,
@@ -389,10 +395,7 @@ class Verdicts:
         error: str,
         details: FailureDetails | None = None,
     ) -> None:
-        """Log why a message was dead-lettered or given up.
-
-        `details` is set if it failed in a run.
-        """
+        """Log why a message was dead-lettered or given up. `details` is None if it did not run."""
         if not lines.is_suppressed():
             lines.event(
                 trace=details.traceback if details and logs.verbose() else "",
@@ -407,7 +410,7 @@ class Verdicts:
 
 
 def _trace_fields(span: str) -> dict[str, str]:
-    """Return the log fields for a span (a traceparent), or no fields if it is ''."""
+    """Return the log fields for a trace span, given as a traceparent, or {} for ''."""
     if not span:
         return {}
     _, trace_id, span_id, _ = span.split("-")
@@ -415,13 +418,16 @@ def _trace_fields(span: str) -> dict[str, str]:
 
 
 def _failure_without_text(error: BaseException, detail: str) -> Failed:
-    """Return the outcome of an error whose inspection timed out. It contains only the class."""
+    """Return the outcome of an error whose inspection took too long, with only the error's class.
+
+    `detail` is the value of the setting `dlq_error`.
+    """
     name = type(error).__name__
     return Failed("" if detail == "none" else name, "", "", (name,))
 
 
 def _error_text(name: str, text: str) -> str:
-    """Return the class and the text as one string: `ValueError: the card was declined`."""
+    """Return an error's class and text as one string, such as "ValueError: card declined"."""
     return f"{name}: {text}" if name and text else name or text
 
 

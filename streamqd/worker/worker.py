@@ -1,7 +1,7 @@
-"""The lifecycle of a worker: it attaches, runs pending entries first, serves, and leaves.
+"""The lifecycle of a worker: it connects, runs pending entries, serves new ones, and exits.
 
-`WorkerLoop._serve` is the serving loop, which is the same for all executors. It shows the life of
-a message, which is read, becomes WAITING, RUNNING, then DONE or FAILED, and is finally settled.
+`WorkerLoop._serve` is the serving loop, which is the same for all executors. It shows the life of a
+message: the message is read, becomes WAITING, then RUNNING, then DONE or FAILED, and is settled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection
 
 
 class Step(enum.Enum):
-    """A step of the serving loop. `WorkerLoop._next_step` chooses the next one."""
+    """A step of the serving loop (see `WorkerLoop._next_step`)."""
 
     LIST_PENDING = enum.auto()
     RECLAIM = enum.auto()
@@ -69,10 +69,10 @@ class WorkerLoop:
         self._idle_since = 0
 
     def run(self) -> ExitCode:
-        """Run until the worker must stop, and return the exit code.
+        """Run until the worker must exit, and return the exit code.
 
-        An unexpected error, such as an invalid reply from a script, ends the process. In that case,
-        `Executor.close` records that the running handlers did not cause the error.
+        An unexpected error, such as an invalid reply from a script, is raised and ends the process.
+        In that case, `Executor.close` makes sure that it is not charged to a running message.
         """
         try:
             return self._run_ready()
@@ -99,19 +99,23 @@ class WorkerLoop:
             except Fenced:
                 code = self._exit_superseded()
             except (RedisUnavailableError, RedisResponseError):
-                pass  # the supervisor acknowledges unsettled entries, which it finds in the slot
+                pass  # the supervisor finds handled entries in the slot and acknowledges them
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
         self._turns.publish()
         self._hooks.show_loop(None)
-        # Once this state is set, the slot may belong to a successor, so do not write to it again.
+        # Do not write to the slot after this, because it may then belong to a successor.
         self.slot.state = WorkerState.QUIET
         self.channel.wake_supervisor()
         self._hooks.stop()
         return code
 
     def _serve_until_stop(self) -> ExitCode:
-        """Serve until Stop is raised. After a connection problem, start again with `_attach`."""
+        """Serve, and reconnect after each connection problem, until the worker must exit.
+
+        Return the exit code if the lease or the consumer group is lost. Raises Stop on a command to
+        stop, or when `max_messages` is reached.
+        """
         self.slot.waits.reset()
         while True:
             try:
@@ -133,13 +137,13 @@ class WorkerLoop:
                 self.reader.poll.abandon()
 
     def _back_off(self, error: RedisUnavailableError | RedisResponseError) -> None:
-        """Close the connection, and lengthen the wait before the next attempt to connect."""
+        """Close the connection, and double the wait before the next attempt to connect."""
         self.slot.add("redis_errors")
         self._episode.log_failure(assignment=self.assignment, error=str(error))
         self.link.close()
         if isinstance(error, SilentConnectionError):
-            # Connections usually fail together, so replace the other one too, instead of probing it
-            # for another second. No reply is outstanding on it.
+            # Connections usually fail together. So also replace the one for settling, instead of
+            # finding out a second later that it is dead, too. No reply is outstanding on it.
             self.settler.link.close()
         first, longest = RECONNECT_SECONDS
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
@@ -147,10 +151,10 @@ class WorkerLoop:
     def _restore_group(self) -> bool:
         """Re-create a destroyed group at its old position. Return False if this is not possible.
 
-        The position is unknown if pending entries were released or have not been listed yet. The
-        supervisor then creates the group at the oldest entry that it still needs, so that no entry
-        is skipped. A call that gets no answer is repeated, because acknowledged entries would be
-        handled again if the call never arrived.
+        The position is unknown if pending entries were released or have not been listed yet. In
+        that case, the supervisor creates the group at the oldest entry that may not be handled yet,
+        so that no entry is skipped. The call is repeated until Redis answers. Giving up would leave
+        the group to the supervisor, and entries that were already acknowledged would run again.
         """
         if not self._listed or self._turns.verdicts.released:
             return False
@@ -176,7 +180,7 @@ class WorkerLoop:
             except RedisResponseError:
                 return False
         if reply.word != "OK":
-            return False  # the next call finds the new owner
+            return False  # the assignment has another owner, which the next call will report
         self.slot.add("round_trips")
         logs.event(
             "group.restored",
@@ -189,7 +193,7 @@ class WorkerLoop:
         return True
 
     def _exit_superseded(self) -> ExitCode:
-        """Log that the assignment has a newer owner, which handles all entries fetched here."""
+        """Log that the assignment has a newer owner, which now handles all entries fetched here."""
         self.slot.add("fenced")
         logs.event(
             "request.fenced", logging.WARNING, assignment=self.assignment, epoch=self.lease.epoch
@@ -197,9 +201,9 @@ class WorkerLoop:
         return ExitCode.FENCED
 
     def _attach(self) -> None:
-        """Run the pending entries, and watch the fence.
+        """Run the pending entries, and prepare the first read.
 
-        This must be the first use of each new connection.
+        Call this first on each new connection.
         """
         self._listed = False
         self.reader.poll.abandon()
@@ -213,8 +217,8 @@ class WorkerLoop:
     def _serve(self) -> None:
         """Read, run and settle messages in a loop.
 
-        Each comment shows the state that messages reach in that line. In the serial executor, runs
-        start and finish within `Executor.start`.
+        Each comment shows the state that messages have after the line. With the serial executor,
+        all runs start and finish within `Executor.start`.
         """
         turns = self._turns
         empty = False  # True if the last read returned no entry
@@ -231,12 +235,12 @@ class WorkerLoop:
                 self._admit(fetched)  # `Executor.admit`: WAITING
 
     def _step(self, step: Step) -> FetchResult | None:
-        """Execute a step. If it received the answer to a read, return it, or None otherwise."""
+        """Execute a step. Return the answer to a read if the step has received one, or None."""
         match step:
             case Step.LIST_PENDING:
                 self._list_released()
             case Step.RECLAIM if self.reader.poll.is_waiting:
-                raise Reconnect  # otherwise the poll would occupy the connection for seconds
+                raise Reconnect  # because the long poll may occupy the connection for seconds
             case Step.RECLAIM:
                 self._idle_since = 0
                 self._recovery.take_over(self._reclaim)
@@ -252,9 +256,9 @@ class WorkerLoop:
         return None
 
     def _reads_ahead(self, empty: bool) -> bool:
-        """Return True if the next read is sent before entries start.
+        """Return True if the next read should be sent before the ready entries start.
 
-        The entries then start while Redis answers the read, which saves time.
+        To save time, the entries then start while Redis is answering the read.
         """
         if empty or self._turns.verdicts.released or self._reclaim.is_requested:
             return False
@@ -290,7 +294,10 @@ class WorkerLoop:
         return Step.POLL if empty and not (due or self._reclaim.is_requested) else Step.READ
 
     def _list_released(self) -> None:
-        """Run released entries again: wait RELEASE_SECONDS, then list all pending entries."""
+        """Run the entries again that handlers have released, after RELEASE_SECONDS.
+
+        To find them, list all pending entries.
+        """
         self._turns.run_alone()
         self.settler.flush()
         self._turns.verdicts.released = 0
@@ -302,7 +309,7 @@ class WorkerLoop:
     # --- reading ---
 
     def _read(self) -> FetchResult:
-        """Send one read, which carries acknowledgments, and start entries while Redis answers."""
+        """Send a read together with acknowledgments, and start entries while Redis is answering."""
         settler, executor, reader = self.settler, self.executor, self.reader
         count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
@@ -327,7 +334,7 @@ class WorkerLoop:
         self.reader.start_poll(min(self._turns.prefetch.count, self._turns.await_room()), seconds)
 
     def _await_poll(self) -> FetchResult | None:
-        """Wait for the long poll's answer or another event. Return None without an answer."""
+        """Wait for the answer to the long poll or another event. Return None in the latter case."""
         poll = self.reader.poll
         if poll.fileno() in self._turns.wait(poll.fileno()):
             return self.reader.accept(poll.answer()) or self._read_when_full(poll.count)
@@ -335,7 +342,7 @@ class WorkerLoop:
         return None
 
     def _admit(self, fetched: FetchResult) -> None:
-        """Pass the entries of a read to the executor. After an empty read, do periodic work."""
+        """Pass the entries of a read to the executor, or do periodic work if there are none."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
             self._episode.log_recovery(assignment=self.assignment)
@@ -352,9 +359,9 @@ class WorkerLoop:
             self.context.clock.read(self.link)
 
     def _check_pending(self) -> None:
-        """While idle, check every IDLE_CHECK_SECONDS that no pending entry was missed."""
+        """If the worker has been idle for IDLE_CHECK_SECONDS, look for missed pending entries."""
         now = now_ns()
-        # Entries that wait for a rate limit, a circuit or a held key are pending too.
+        # The worker is not idle if entries wait for a rate limit, a circuit or a held key.
         if self.executor.in_flight.entries or self.settler.unsettled_count:
             self._idle_since = 0
             return
