@@ -117,7 +117,7 @@ def _count_lines(code: CodeType, left: int) -> None:
 
 
 class InterceptedExit:
-    """The exit of a handler that killed its process, or None if it did not."""
+    """How a handler tried to kill its process. `exit` is None if it did not try."""
 
     exit: Exit | None = None
 

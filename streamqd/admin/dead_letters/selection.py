@@ -79,7 +79,10 @@ class DeadLetterFields:
             return None
 
     def fields_for(self, view: type) -> dict[str, Any]:
-        """Return the values of those fields that a view has under the same name."""
+        """Return the values with which a dataclass of a dead letter can be created.
+
+        `view` is the class. The result has those of the class's fields that Redis stores as well.
+        """
         names = {field.name for field in fields(view)}
         texts = {name: self.text(_redis_name(name)) for name in _TEXTS if name in names}
         return texts | {name: self.number(_redis_name(name)) for name in _NUMBERS if name in names}
