@@ -105,8 +105,8 @@ class DeadLetterDetail(DeadLetterRow):
 class TopicDeadLetters:
     """The number of a topic's dead letters, and the times of the oldest and the newest one.
 
-    `unreadable` lists invalid values in the topic's keys. If they make counting impossible, `total`
-    is 0 and both times are None.
+    `unreadable` lists invalid values in the topic's keys. If the dead letters cannot be counted
+    because of them, `total` is 0 and both times are None.
     """
 
     topic: str
@@ -218,9 +218,9 @@ class FailureCause:
     `fingerprint` is computed from the exception class, the frame of user code and the handler.
     `frame` is written `file:function`, and is '' if it is unknown. `first_unix_ms` and
     `last_unix_ms` are the times of the oldest and the newest dead letter, and `example` is the ID
-    of the newest one. `instances` lists at most 8 instances on which the messages failed.
-    `replayed` is the number of these dead letters that were already replayed before, and `replays`
-    is the highest number of replays of one of them.
+    of the newest one. `instances` lists up to 8 instances on which the messages failed. `replayed`
+    is the number of these dead letters whose messages were replayed before, and `replays` is the
+    maximum number of times that one of the messages was replayed.
     """
 
     fingerprint: str
@@ -260,10 +260,7 @@ class Causes:
 
 
 class FailureTally:
-    """Counts dead letters by cause.
-
-    To limit its memory, it keeps at most CAUSES_MAX causes.
-    """
+    """Counts dead letters by cause, with up to CAUSES_MAX causes to limit its memory."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _CauseTally] = {}
@@ -340,8 +337,8 @@ def causes(
 ) -> Causes:
     """Count the matching dead letters by cause, reading the newest first.
 
-    At most `last` dead letters are counted, and at most `budget` are read. If `stop` returns True,
-    counting stops earlier. Raises TopicNotFoundError and RequestRefusedError.
+    Counting stops after `last` matching dead letters, after `budget` dead letters have been read,
+    or when `stop` returns True. Raises TopicNotFoundError and RequestRefusedError.
     """
     return survey(store, topic, choice, last=last, budget=budget, stop=stop).causes
 

@@ -1,8 +1,8 @@
 """Purge and export the dead letters of a topic in passes, which have a rate, counts and a result.
 
 An operator can stop a pass, and Redis can fail during one. Each step is atomic and can be repeated,
-so the same pass can simply be started again. Its counts are exact, except for dead letters whose
-calls got no reply. These are counted as `unknown`.
+so the same pass can simply be started again. The counts of a pass are exact. Dead letters whose
+calls got no reply are counted separately, as `unknown`.
 
 An export writes one JSON document per line for each dead letter, with its ID, topic, partition,
 time and fingerprint. `fields` is a list of all fields in order, each as `{"name": …, "value": …}`.
@@ -48,7 +48,7 @@ def ignore_progress(_count: int) -> None:
 
 
 class ReplayPace:
-    """Spaces actions evenly in time. After a delay, there is no burst to catch up."""
+    """Spaces actions evenly in time. It does not catch up with a burst of actions after a delay."""
 
     def __init__(
         self, per_second: float | None, clock: Callable[[], float] = time.monotonic
@@ -77,7 +77,8 @@ class ReplayPace:
 class Pass:
     """One pass over the dead letters of a topic, which counts the outcomes.
 
-    It ends early at a limit, when `stop` returns True, or after an error of Redis.
+    It stops early if a limit is reached, if `stop` returns True, or if Redis returns an error or is
+    unavailable.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Pass:
         """Yield the matching dead letters in batches, at `rate` dead letters per second.
 
         `room` returns the maximum size of the next batch, or None if there is no limit. The rate
-        does not apply to dead letters that do not match, so these are skipped at full speed.
+        applies only to matching dead letters. All others are skipped at full speed.
         """
         throttle = ReplayPace(rate)
         try:
@@ -180,14 +181,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """The result of a purge. `purged` and the next three fields are numbers of dead letters.
+    """The result of a purge.
 
-    `unarchived` counts the dead letters that stay because the topic requires an archive that does
-    not contain them yet. `missing` counts those that another client replayed or purged first.
-    `unknown` counts those whose calls got no reply, because the connection was lost. `result` is
-    done, stopped or failed, and `error` is the reason for a failure. `first_id` and `last_id`
-    identify the first and the last dead letter of the calls that got a reply. `audited` is False if
-    the audit log could not be written.
+    `purged` is the number of deleted dead letters. `unarchived` counts the dead letters that stay
+    because the topic requires an archive, which does not contain them yet. `missing` counts those
+    that another client replayed or purged first. `unknown` counts those whose calls got no reply,
+    because the connection was lost. `result` is done, stopped or failed, and `error` is the reason
+    for a failure. `first_id` and `last_id` identify the first and the last dead letter of the calls
+    that got a reply. `audited` is False if the audit log could not be written.
     """
 
     topic: str
@@ -217,8 +218,7 @@ def purge(
 
     If the topic requires an archive, dead letters that are not archived yet stay, unless
     `unarchived` is True. `configured` contains the topic's settings in the configuration file,
-    which override the registered ones. `stop`, `progress` and `examining` are called as in
-    `replay`.
+    which override the registered ones. See `replay` for `stop`, `progress` and `examining`.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
     does not match. Raises RedisUnavailableError if the connection is lost before anything is

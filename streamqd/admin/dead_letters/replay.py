@@ -3,8 +3,9 @@
 A replay to the same partition is a single atomic step. A replay to another partition or topic takes
 three steps, which can be repeated: mark the dead letter as moving, write it at the destination with
 a dedup ID, and delete it. If the replay is interrupted, running it again completes the move, so no
-dead letter is lost. The dedup ID prevents that one is written twice. It expires after
-`RESUME_SECONDS`, so an interrupted move is no longer completed after half of this time.
+dead letter is lost. The dedup ID ensures that no message is written twice. Because it expires after
+`RESUME_SECONDS`, a later replay refuses to complete a move that was interrupted more than half of
+this time ago.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Target:
 
     If `all_groups` is True, a message goes to all groups of its own topic. If `topic` is set, it
     goes to all groups of that topic. `partition` is a partition of the destination topic. If it is
-    None, a message for another topic goes to the partition of its key. A message without a key
+    None, the key of a message determines its partition in another topic. A message without a key
     keeps its partition number, modulo the partition count.
     """
 
@@ -135,7 +136,7 @@ class Route:
         return (to.topic, to.partition) == (self.topic, entry.partition)
 
     def matches(self, mark: Destination, to: Destination) -> bool:
-        """Return True if a replay to `to` may complete a move that is marked for `mark`."""
+        """Return True if a replay to `to` may complete an interrupted move to `mark`."""
         same = (mark.topic, mark.group) == (to.topic, to.group)
         return same and (self.target.partition is None or mark.partition == to.partition)
 
@@ -156,7 +157,7 @@ def changed_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, byt
 
 
 def moved_fields(topic: str, entry: Entry, to: Destination) -> dict[bytes, bytes]:
-    """Return all fields of the message that a dead letter becomes when it moves to another slot."""
+    """Return all fields of the message to write for a dead letter that moves to another slot."""
     kept = {name: value for name, value in entry.fields.items() if name not in DEAD_ONLY}
     return kept | changed_fields(topic, entry, to)
 
@@ -176,12 +177,13 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """The result of a replay. All counts are numbers of dead letters.
 
-    `missing` counts the dead letters that another client replayed or purged first. `refused` counts
-    those that stay, by reason. `unknown` counts those whose calls got no reply, because the
-    connection was lost. Each of these was either replayed or stays. `result` is done, limit (the
-    limit was reached), stopped or failed, and `error` is the reason for a failure. Dead letters
-    newer than `started_unix_ms` were not read. `first_id` and `last_id` identify the first and the
-    last replayed dead letter. `audited` is False if the audit log could not be written.
+    `missing` counts the dead letters that another client replayed or purged first. `refused` maps
+    each reason why dead letters stay to their number. `unknown` counts those whose calls got no
+    reply, because the connection was lost. Each of these was either replayed or stays. `result` is
+    done, limit (the limit was reached), stopped or failed, and `error` is the reason for a failure.
+    Dead letters newer than `started_unix_ms` were not read. `first_id` and `last_id` identify the
+    first and the last replayed dead letter. `audited` is False if the audit log could not be
+    written.
     """
 
     topic: str
@@ -219,11 +221,11 @@ def replay(
 ) -> ReplayResult:
     """Replay dead letters, the oldest of each partition first.
 
-    If `rate` is set, dead letters are replayed at this number per second, at even intervals. At
-    most `limit` dead letters are replayed. A dead letter that was already replayed `max_replays`
-    times stays. `stop` is called between batches, and the replay stops if it returns True.
-    `progress` is called with the size of each batch, and `examining` with the number of dead
-    letters read for each page.
+    If `rate` is set, dead letters are replayed at this number per second, at even intervals. The
+    replay stops after `limit` dead letters. A dead letter whose message was already replayed
+    `max_replays` times stays. `stop` is called between batches, and the replay stops if it returns
+    True. `progress` is called with the size of each batch, and `examining` with the number of dead
+    letters on each page that was read.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
     does not match, or if the destination does not exist. Raises RedisUnavailableError if the
@@ -342,8 +344,8 @@ class _Replay:
             for entry, to in dead_letters
         ]
         going = []
-        # If the reply to a mark is lost, the dead letter is still in its stream. Its outcome is
-        # therefore not unknown.
+        # If the reply to a mark is lost, the dead letter is still in its stream, so do not count it
+        # as unknown.
         for (entry, to), reply in self._ask(dead_letters, marks, 0):
             destination = self._choose_destination(to, reply)
             if destination is not None:
@@ -437,8 +439,8 @@ class Receiver:
 
     `partitions` is the number of destination partitions. `owned` of them have a live owner, and
     `paused` of them are paused. `owners` contains the names of the owning instances. `same_worker`
-    is the number of partitions whose current worker is older than the newest dead letter to replay.
-    On these, the code that failed would run again.
+    is the number of partitions whose current worker started before the newest dead letter to replay
+    was written. On these, the code that failed would run again.
     """
 
     group: str
@@ -455,11 +457,11 @@ class ReplayPlan:
     """The effects that a replay would have now.
 
     `dead_letters` is the number of dead letters that would be replayed, and `replayed_before` is
-    the number of them that were already replayed before. `refused` counts the dead letters that
-    would stay, by reason. `causes` groups the dead letters to replay, as in `dlq stats`, and
-    `receivers` contains the groups that would get their messages. `notes` contains sentences for
-    the operator, and `warnings` repeats those that are reasons not to replay. To replay only the
-    dead letters that this plan counts, pass `until_unix_ms` to the filter.
+    the number of those whose messages were replayed before. `refused` maps each reason why dead
+    letters would stay to their number. `causes` groups the dead letters to replay, as in `dlq
+    stats`, and `receivers` contains the groups that would get their messages. `notes` contains
+    sentences for the operator, and `warnings` repeats those that are reasons not to replay. To
+    replay only the dead letters that this plan counts, pass `until_unix_ms` to the filter.
 
     `examined` is the number of dead letters that were read, out of `total` in the topic. If
     `complete` is False, the budget ran out before the last one, and all counts are lower bounds.
@@ -494,7 +496,7 @@ def plan(
 ) -> ReplayPlan:
     """Return the effects of a replay without running it.
 
-    At most `budget` dead letters are read, and fewer if `stop` returns True. Raises
+    Reading stops after `budget` dead letters, or when `stop` returns True. Raises
     TopicNotFoundError and RequestRefusedError.
     """
     route = Route(store, topic, target)

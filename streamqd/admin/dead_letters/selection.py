@@ -1,8 +1,8 @@
 """Select dead letters, parse their fields, and read them page by page.
 
-A walk reads only the dead letters that existed at its start. If a message is replayed during the
-walk and fails again, the walk therefore does not read it a second time. Only one page is in memory
-at a time.
+A walk is one pass over the dead letters of a topic. It reads only those that existed at its start.
+If a message is replayed during the walk and fails again, the walk therefore does not read its new
+dead letter. Only one page is in memory at a time.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ def _find_by_ids(
 ) -> list[DeadLetterPage]:
     """Return the named dead letters, each on its own page.
 
-    Raises RequestRefusedError if one does not exist or does not match. Nothing has been changed
-    then, because all of them are read first.
+    All of them are read before the first one is returned. Raises RequestRefusedError if one does
+    not exist or does not match.
     """
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:

@@ -1,9 +1,9 @@
-"""`streamqd doctor`: read the facts once, then run every check. Nothing is written.
+"""The checks of `streamqd doctor`, which reads all facts once and then runs every check.
 
-`facts` gathers the facts, and `stream` measures the memory of a topic for `doctor stream`. The
-other modules contain the checks: server, topics, partitions, schedules, outboxes, values, fleet and
-host, in the order of a report. The checks of instances are in `admin/instances.py`, because other
-views need them too.
+Nothing is written. `facts` gathers the facts, and `stream` measures the memory of a topic for
+`doctor stream`. The other modules contain the checks. Reports list them in this order: server,
+topics, partitions, schedules, outboxes, values, fleet and host. The checks of instances are in
+`admin/instances.py`, because other views need them too.
 """
 
 from __future__ import annotations

@@ -150,7 +150,10 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCheck:
-    """A fence and a lease, as read at one time. `lease_matches` is None if there is no lease."""
+    """The fence and the lease of an assignment, read together.
+
+    `lease_matches` is True if both contain the same token, and None if there is no lease.
+    """
 
     fence: LeaseView
     lease_matches: bool | None
@@ -196,10 +199,10 @@ class AssignmentFacts:
 class OutboxTableState:
     """The state of the tables of an outbox.
 
-    If the tables cannot be read, `problem` is a sentence with the reason. Otherwise, it is ''. At
-    most 10,000 rows are counted. `deleted_rows` is the number of deleted rows that still take up
-    space, which only PostgreSQL reports. For other databases, `unused_bytes` is the space that no
-    row uses. For SQLite, this is the space in the whole file.
+    If the tables cannot be read, `problem` is a sentence with the reason. Otherwise, it is ''. No
+    more than 10,000 rows are counted. `deleted_rows` is the number of deleted rows that still take
+    up space, which only PostgreSQL reports. For other databases, `unused_bytes` is the space that
+    no row uses. SQLite reports this space only for its whole file.
     """
 
     name: str
@@ -375,7 +378,7 @@ def _syncs(info: Mapping[str, str]) -> bool:
 
 
 def _syncing(reader: ViewReader, begun: float) -> float:
-    """Return how long the current sync lasts (seconds since `begun`), at most SYNC_SECONDS."""
+    """Wait up to SYNC_SECONDS for the current sync to finish. Return the seconds since `begun`."""
     while (seconds := time.perf_counter() - begun) < SYNC_SECONDS:
         (raw,) = reader.ask([("INFO", "persistence")])
         if not _syncs(_info(raw or b"")):
@@ -393,8 +396,8 @@ def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
 def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]:
     """Return the median round trip in ms, and the clock skew in seconds, or None for both.
 
-    Several round trips are measured, because a single one may be unusually slow. The skew comes
-    from the shortest one, which is the most exact.
+    This measures several round trips, because a single one may be unusually slow. The skew is
+    computed from the shortest one, which gives the most exact value.
     """
     taken = []
     for _ in range(PINGS):
@@ -520,8 +523,8 @@ Pair = tuple[str, str]  # the keys of due times and of messages
 def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
     """Compare due times with messages, which are stored in pairs of keys.
 
-    The two keys of a pair are not read at the same time, so a message may be added or removed
-    between the reads. A mismatch is therefore reported only if a second read finds it again.
+    The two keys of a pair are read one after the other, so another client may add or remove a
+    message in between. A mismatch is therefore reported only if a second read finds it again.
     """
     found = [_read_delays(reader, pair) for pair in _measure_pairs(reader, pairs)]
     odd = [at for at, delays in enumerate(found) if delays.lost or delays.stuck or delays.excess]
@@ -574,8 +577,8 @@ BODIES_AT_ONCE = 8  # bodies read in one round trip
 def select_partitions(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
     """Return the partitions to examine, and the total number of partitions.
 
-    If there are too many, each topic gets an equal share, and only its first partitions are
-    examined.
+    If there are too many partitions to examine all, only the first ones of each topic are examined,
+    and each topic gets an equal share.
     """
     counted = [(topic, topic.partitions or 0) for topic in topics]
     total = sum(count for _, count in counted)

@@ -81,7 +81,7 @@ def _nearest_folder(folder: Path) -> Path:
 
 
 def access_problem(folder: Path) -> str:
-    """Return why this user cannot write to a directory or create it, or '' if it can."""
+    """Return the reason why this user cannot write to a directory or create it, or ''."""
     nearest = _nearest_folder(folder)
     if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
         return f"this user cannot write to {nearest}"

@@ -60,9 +60,10 @@ class StreamRow:
 
     `kept_by` is group or archive (the entries are beyond the retention limits, but still needed),
     retention (they will be trimmed later), settings (no limit is set) or empty. `holder` is the
-    group that needs the oldest entry, @archive if the archive needs it, or '' if nothing needs it.
-    `since_unix_ms` is the time at which that entry was written. `needed` is the number of entries
-    from that one on, or null if it exceeds 100,000, and `needed_bytes` is their memory.
+    group that needs the oldest entry that must stay, @archive if the archive needs it, or '' if no
+    entry must stay. `since_unix_ms` is the time at which that entry was written. `needed` is the
+    number of entries from that one on, or null if it exceeds 100,000, and `needed_bytes` is their
+    memory.
 
     `bytes` is the memory of the partition's stream, `dead_letter_bytes` that of its dead letters,
     and `retry_bytes` that of its groups' retry streams. All of these are approximate, and null
@@ -294,7 +295,7 @@ def _floor(
 def _find_holder(
     positions: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int
 ) -> str:
-    """Return why the oldest entries of a partition are kept, as in `StreamRow.kept_by`."""
+    """Return the reason why a partition's oldest entries are kept, as in `StreamRow.kept_by`."""
     if not positions.length:
         return "empty"
     if not bounds.bounded:

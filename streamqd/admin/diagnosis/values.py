@@ -1,8 +1,8 @@
 """Find invalid values in Redis, with their effects and fixes.
 
-Most values are read by other checks, and this module reads the rest. A table contains the effect
+Other checks read most values, and this module reads the remaining ones. A table contains the effect
 and the fix for each kind of value. To keep replies small, hashes with more than PAGE fields are
-skipped, and of the messages with a due time, only the earliest and the latest are read.
+skipped, and only the earliest and the latest messages with a due time are read.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class ValueRule(NamedTuple):
     """The effect of an invalid field in one kind of key, and the fix.
 
     `fields` is a regular expression that matches names of fields, or '' for keys without fields.
-    The fix consists of `command`, a redis-cli command in which names of `_placeholder_values` are
-    in braces, and of `advice`. If no other check reads the value, `parse` reads it.
+    The fix consists of `command` and `advice`. `command` is a redis-cli command with placeholders
+    in braces, which `_placeholder_values` replaces. If no other check reads the value, `parse`
+    reads it.
     """
 
     kind: str
