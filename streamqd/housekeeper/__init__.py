@@ -1,9 +1,9 @@
 """The housekeeper: one process per instance that maintains the data of the owned partitions.
 
-It runs the tasks that are due in a loop, and each turn of a task is bounded. It exits on command of
-the supervisor, or if the supervisor has exited. It owns neither leases nor messages, so no message
-is lost while it is not running, but retries have to wait. It continues after any outage of Redis. A
-separate thread serves HTTP.
+It runs the tasks that are due in a loop, and limits the time of each turn of a task. It exits when
+the supervisor commands it, or if the supervisor has exited. It owns neither leases nor messages. So
+while it is not running, no message is lost, but retries have to wait. It continues after any outage
+of Redis. A separate thread serves HTTP.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PROBE_AFTER_SECONDS = 0.3  # silence after which a connection is probed
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # first and longest wait in seconds while Redis is unavailable
 MESSAGE_BYTES_MAX = 512  # longest message from the supervisor
 SPANS_SECONDS = 1.0  # longest time that an export of spans may delay the exit
-SUMMARY_LIFE = 10.0  # seconds until a summary expires, which is five times its interval
+SUMMARY_LIFE = 10.0  # seconds until a published summary expires, five times the publish interval
 INACTIVE_STATES = (WorkerState.GONE, WorkerState.BOOTING)
 # Refusals which mean that the whole server is unavailable for a time. Other refusals affect only a
 # single key, or only writes.
@@ -64,10 +64,10 @@ _UNAVAILABLE = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 class Task:
-    """A task that runs every `every` seconds.
+    """A task that runs every `every` seconds, or sooner if it asks for that.
 
-    `run` takes a turn. It may return a number of seconds after which the task must run again, if
-    that is sooner, or None.
+    `run` executes one turn of the task. It may return a number of seconds after which the task must
+    run again, which only matters if it is less than `every`. Otherwise, it returns None.
     """
 
     def __init__(self, name: str, every: float, run: Callable[[], float | None]) -> None:
@@ -206,21 +206,24 @@ class Housekeeper:
         return 0
 
     def _end_history(self) -> None:
-        """Write the figures of the unfinished minute, because the next process starts from zero."""
+        """Write the history of the unfinished minute, because the next process starts from zero."""
         if self._history is not None and self.view.redis_up:
             with contextlib.suppress(RedisResponseError, RedisUnavailableError):
                 self._history.write()
 
     def _record_assignments(self) -> None:
-        """Record the owned assignments and the running workers, and publish changes soon."""
+        """Check which assignments are owned and which workers are running.
+
+        If that has changed, make the tasks that publish it due now.
+        """
         slots = self.view.owned_slots()
         owned = [assignment for _, assignment in slots]
         idle = [slot.state in INACTIVE_STATES for slot, _ in slots]
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
         seen = (owned, idle, named)
         if seen != (self._owned, self._idle, self._identity_flags) and not self._redis_episode.open:
-            # Publish a new partition, or the start or exit of a worker, immediately rather than at
-            # the next regular turn of these tasks.
+            # Operators should see a new partition, or the start or exit of a worker, immediately
+            # and not only after the next regular turn of these tasks.
             shown = ("measure", "publish") if owned != self._owned else ("publish",)
             self._owned, self._idle, self._identity_flags = seen
             for task in self._tasks:
@@ -235,7 +238,8 @@ class Housekeeper:
         for task in self._tasks:
             if task.due > time.monotonic():
                 continue
-            # Tasks stop after TURN_SECONDS, so a housekeeper that works is never silent for long.
+            # Report progress before each task. A turn takes no longer than TURN_SECONDS, so a
+            # healthy housekeeper reports often enough.
             self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
@@ -258,16 +262,19 @@ class Housekeeper:
                 task.due = time.monotonic() + (every if sooner is None else min(every, sooner))
 
     def _probe(self) -> None:
-        """Read the server's time.
+        """Read the server's time, and record that Redis is available.
 
-        Redis counts as available again only when this task succeeds.
+        After an outage, Redis counts as available again only when this task succeeds.
         """
         ask_time(self._store.connection, self.view, self._store.keys.registry())
         self._redis_episode.log_recovery(address=self._store.connection.address)
         self.view.redis_up = True
 
     def _measure(self) -> float | None:
-        """Read the figures, then check for due messages, because the figures may show new ones."""
+        """Read the figures, and make the tasks due that promote messages.
+
+        The new figures may show messages that are due and were unknown until now.
+        """
         sooner = self._figures.run()
         for task in self._tasks:
             if task.name.startswith("promote_"):
@@ -275,10 +282,10 @@ class Housekeeper:
         return sooner
 
     def _delay_tasks(self, error: Exception, *, away: bool = True) -> None:
-        """Delay all tasks for a time that grows with each failure in a row.
+        """Delay all tasks because of an error, for longer after each failure in a row.
 
-        If only a connection has failed (`away` is false), nothing is delayed, because Redis answers
-        on a new connection.
+        `away` is false if only the connection has failed. In that case, nothing is delayed, because
+        Redis will answer on a new connection.
         """
         self.view.redis_up = False
         self._redis_episode.log_failure(address=self._store.connection.address, error=str(error))
@@ -309,7 +316,7 @@ class Housekeeper:
         elif InstanceFlags.DUPLICATE in flags:
             key = keys.duplicate(daemon.fleet, daemon.instance)  # for `doctor`
         else:
-            return  # another run may have the name
+            return  # another process may be using the name of this instance
         document = json.dumps(self.summary.document(), separators=(",", ":"))
         self._store.connection.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
 
@@ -352,11 +359,11 @@ class Housekeeper:
 
 
 def preload(settings: Settings) -> None:
-    """Import the modules that these settings require. The supervisor calls this before it forks.
+    """Import the modules that the housekeeper needs with these settings.
 
-    Every worker is a fork of the supervisor, so a module that is not needed would cost time at the
-    start, and memory in every worker. A module that is needed costs less memory if the supervisor
-    imports it.
+    The supervisor calls this before it forks, because its children then share the memory of the
+    modules. Other modules are not imported, because they would delay the start and cost memory in
+    every worker, which is also a fork of the supervisor.
     """
     if settings.http.address is not None:
         from streamqd.housekeeper import serving  # noqa: F401
@@ -369,7 +376,7 @@ def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:
     if the HTTP server has died.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Ignore signals that a terminal or service manager sends to all processes, because the
-        # supervisor decides when the housekeeper stops.
+        # A terminal or service manager sends these signals to all processes. Ignore them, because
+        # the supervisor decides when the housekeeper stops.
         signal.signal(number, signal.SIG_IGN)
     return Housekeeper(board, settings, control).run()

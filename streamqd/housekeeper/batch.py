@@ -1,8 +1,8 @@
-"""Send many scripts in writes of bounded length, in tasks that take turns.
+"""Send many scripts to Redis in small writes, so that other clients and tasks are not delayed.
 
-The server answers all commands of a write before it serves other clients. A write therefore
-contains only a few scripts that move or remove entries. A task with much work stops after
-TURN_SECONDS and continues in its next turn.
+The server runs all commands of a write before it serves other clients. So a write contains only a
+few scripts that move or remove entries. A task with much work stops after TURN_SECONDS, lets other
+tasks run, and continues in its next turn.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ TURN_SECONDS = 0.3  # longest turn of a task
 
 Target = TypeVar("Target")
 Made = TypeVar("Made")
-# A task that makes one write per step, and returns the seconds until its next run, or None.
+# A generator that makes one write per step. It returns the seconds until its next run, or None.
 Steps = Generator[None, None, float | None]
 
 
 def read_all(
     store: Store, calls: Sequence[Call]
 ) -> Generator[None, None, list[Reply | RedisResponseError | ContractError]]:
-    """Run scripts that only read, one write per step, and return the replies."""
+    """Run scripts that only read, and return their replies in the same order.
+
+    This generator makes one write per step.
+    """
     replies: list[Reply | RedisResponseError | ContractError] = []
     for start in range(0, len(calls), READS_MAX):
         replies += map(_refusal, store.run_each(calls[start : start + READS_MAX]))
@@ -41,7 +44,7 @@ def read_all(
 
 
 def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
-    """Run commands that only read, in writes of bounded length, and return the replies."""
+    """Run commands that only read, in writes of up to READS_MAX, and return their replies."""
     replies: list[Any] = []
     for start in range(0, len(commands), READS_MAX):
         replies += map(
@@ -53,7 +56,10 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
 def prepare_calls(
     targets: Iterable[Target], call: Callable[[Target], Made], isolate: Isolate[Target]
 ) -> tuple[list[Target], list[Made]]:
-    """Build a call or command for each target, and leave out targets for which this fails."""
+    """Build a call or command for each target. Return the targets and their calls, as two lists.
+
+    Targets for which this fails are left out of both lists.
+    """
     made = [(target, isolate(target, call, target)) for target in targets]
     pairs = [(target, each) for target, each in made if each is not None]
     return [target for target, _ in pairs], [each for _, each in pairs]
@@ -67,11 +73,11 @@ def run_batched(
     rounds: int,
     isolate: Isolate[Target] = run_directly,
 ) -> Generator[None, None, list[Target]]:
-    """Run a script for each target, and repeat it for targets that have more work.
+    """Run a script for each target, and run it again for targets that have more work.
 
-    Each step is one write. `call` builds the script's call for a target. `book` records the reply,
-    and returns True if the target has more work. Return the targets that still have more work after
-    the given number of rounds.
+    This generator makes one write per step. `call` builds the script's call for a target. `book`
+    receives the target and the reply, and returns True if the target has more work. Return the
+    targets that still have more work after `rounds` rounds.
     """
     waiting = list(targets)
     for _ in range(rounds):
@@ -98,25 +104,31 @@ def _record_reply(
 
 
 def _refusal(reply: Any) -> Any:
-    """Return the error of a silent cluster node as a refusal, so that other work continues."""
+    """Return a reply, but turn the error of a silent cluster node into a refusal.
+
+    A refusal affects only one target, whereas RedisUnavailableError would stop the whole task.
+    """
     if isinstance(reply, RedisUnavailableError):
         return RedisResponseError("UNANSWERED", str(reply))
     return reply
 
 
 class TimeSlice:
-    """A task whose steps are spread over as many turns as it needs."""
+    """Spreads the steps of a task over as many turns as they need.
+
+    `begin` starts the steps from the beginning.
+    """
 
     def __init__(self, begin: Callable[[], Steps]) -> None:
         self._begin = begin
         self._steps: Steps | None = None
 
     def run(self) -> float | None:
-        """Start or continue the steps, for one turn.
+        """Start or continue the steps, for up to TURN_SECONDS.
 
-        If steps are left when the turn is over, return 0, so that the next turn follows soon.
-        Otherwise, return the result of the steps. After an exception, the next turn starts with the
-        first step again.
+        If steps are left after that, return 0, so that the next turn follows soon. Otherwise,
+        return the result of the steps. After an exception, the next turn starts with the first step
+        again.
         """
         until = time.monotonic() + TURN_SECONDS
         steps, self._steps = self._steps or self._begin(), None
@@ -132,13 +144,13 @@ class TimeSlice:
 
 
 class Refusals:
-    """Collects the refusals of a run, so that a single bad key does not stop the others."""
+    """Collects the calls that Redis has refused, so that one bad key does not stop other work."""
 
     def __init__(self) -> None:
         self._first: RedisResponseError | None = None
 
     def accept(self, reply: Any) -> bool:
-        """Return True if a reply is an answer. If it is a refusal, record it and return False."""
+        """Return True unless a reply is a refusal. A refusal is recorded."""
         if isinstance(reply, RedisResponseError):
             self._first = self._first or reply
             return False

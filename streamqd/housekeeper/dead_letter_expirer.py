@@ -1,8 +1,8 @@
 """Delete dead letters that are older than the `dlq_retention` of their topic.
 
-Without this setting, no dead letters are deleted automatically. The stream is never trimmed.
-Instead, the oldest dead letters are deleted by ID, a limited number at a time. If the topic
-requires an archive, dead letters stay until they are archived.
+Without this setting, no dead letters are deleted automatically. The dead-letter stream is not
+trimmed by length. Instead, the oldest dead letters are deleted by ID, a limited number at a time.
+If the topic requires an archive, dead letters stay until they are archived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS_MAX = 80  # number of scripts for one partition before the partitions are
 
 
 class DeadLetterExpirer:
-    """Deletes expired dead letters of each partition that has an assignment of this instance."""
+    """Deletes the expired dead letters of each partition for which this instance owns a lease."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DeadLetterExpirer:
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
-        """Delete dead letters for one turn. Return 0 if more have expired, or None otherwise."""
+        """Delete expired dead letters for one turn. Return 0 if more are left, or else None."""
         return self._turns.run()
 
     def _steps(self) -> Steps:

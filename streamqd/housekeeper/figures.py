@@ -26,8 +26,8 @@ Found = TypeVar("Found")
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
     """Read the server's clock into the view, so that times from Redis can be compared with it.
 
-    A key is read too, because a server that is still loading its data answers TIME but refuses all
-    other commands.
+    This also reads `key`. A server that is still loading its data answers TIME, but it refuses to
+    read a key, so that it does not count as available.
     """
     time, _ = check_replies(link.pipeline((("TIME",), ("EXISTS", key))))
     view.asked_ns = now_ns()
@@ -40,9 +40,10 @@ def measure(
     bad: Once | None = None,
     isolate: Isolate[Assignment | tuple[str, int]] = run_directly,
 ) -> Steps:
-    """Read the figures of all owned assignments into the view, one write per step.
+    """Read the figures of all owned assignments into the view.
 
-    `measured_ns` is set to the start of the measurement, because some figures are that old.
+    This generator makes one write per step. `view.measured_ns` is set to the time at which the
+    measurement started, because some figures are that old. Invalid values are reported to `bad`.
     """
     began = now_ns()
     assignments = [assignment for _, assignment in view.owned_slots()]
@@ -82,8 +83,8 @@ def _count_dead_letters(
 ) -> Generator[None, None, dict[tuple[str, int], statistics.DeadLetterCount]]:
     """Count the dead letters of each group, one page of each partition at a time.
 
-    Dead letters that were already counted are not read again. After DEAD_LETTERS_SECONDS, no more
-    pages are read, and the next measurement continues.
+    The counts of the last measurement are continued, so no dead letter is read twice. After
+    DEAD_LETTERS_SECONDS, stop and leave the rest to the next measurement.
     """
     left = [place for place, figures in partitions.items() if figures.dead]
     known = {place: view.dead_letters.get(place, statistics.DeadLetterCount()) for place in left}
@@ -97,10 +98,10 @@ def _count_dead_letters(
     until = now_ns() + int(DEAD_LETTERS_SECONDS * 1e9)
     while left:
         counted = yield from _run_for_each(store, left, ask, read, refusals, isolate)
-        for place in left:  # so that the count of a refused partition is unknown
+        for place in left:  # if Redis refuses the call for a partition, its count becomes unknown
             del known[place]
         known |= counted
-        # If dead letters were removed, the next measurement starts the count again.
+        # If dead letters were removed in the meantime, the next measurement counts from the start.
         left = [place for place, one in counted.items() if one.after and not one.whole]
         if now_ns() >= until:
             break
@@ -115,9 +116,10 @@ def _run_for_each(
     refusals: Refusals,
     isolate: Isolate[Target],
 ) -> Generator[None, None, dict[Target, Found]]:
-    """Run a script that only reads for each subject, and return the results by subject.
+    """Run a script that only reads for each subject, and map each subject to its result.
 
-    Subjects without a result are left out.
+    `call` builds the script's call, and `read` turns the reply into a result. Subjects without a
+    result are left out.
     """
 
     def measure_subject(subject: Target, reply: Reply | ContractError) -> Found | None:

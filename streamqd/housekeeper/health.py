@@ -1,6 +1,7 @@
-"""Check if the instance is alive, started and ready, using only the view.
+"""Check if the instance is alive, started and ready, without calling Redis.
 
-Liveness never depends on Redis, because restarting a daemon while Redis is down makes things worse.
+Liveness never depends on Redis. Otherwise, an orchestrator would restart the daemon whenever Redis
+is down, which would only make things worse.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from streamqd.metrics.view import MetricsView, longest_run
 from streamqd.scoreboard import InstanceFlags, WorkerState, now_ns
 
-# Seconds without progress that count as a problem. A tick of the supervisor takes a second at most,
-# even while Redis is silent. An idle worker finishes a round trip every 5 s.
+# Seconds without progress after which a process has a problem. A tick of the supervisor takes no
+# longer than a second, even while Redis is silent. An idle worker reports progress at least once
+# per long poll (`worker.turns.BLOCK_SECONDS`).
 SUPERVISOR_SECONDS = 15.0
 HOUSEKEEPER_SECONDS = 60.0
 WORKER_SECONDS = 60.0
@@ -65,5 +67,5 @@ def _age(at_ns: int) -> float:
 
 
 def _stale(at_ns: int, seconds: float) -> bool:
-    # If the time is 0, the process has not started yet, which the startup check reports.
+    # A time of 0 means that the process has not started yet. The startup check reports that.
     return at_ns != 0 and _age(at_ns) > seconds

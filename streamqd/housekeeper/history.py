@@ -1,4 +1,4 @@
-"""Append the figures of this instance's workers to the history in Redis, once a minute."""
+"""Append counts and lags of this instance's assignments to the history in Redis, once a minute."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _SlotCounts:
 
 
 class HistoryWriter:
-    """Appends one entry per minute, at the full minute of the server's clock.
+    """Appends one entry to the history at each full minute of the server's clock.
 
     Each entry covers the time since the previous one, and the first entry covers the time since the
-    start of this process. The time between two housekeepers is therefore missing. Messages written
-    to a partition are counted from the first measurement of that partition. If the partition is
-    released, they are counted up to its last measurement.
+    start of this process. So the time in which no housekeeper was running is missing. The messages
+    that are written to a partition are counted from the first time that the partition is measured
+    until the last time before it is released.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HistoryWriter:
         self._minute = 0  # minutes since 1970 at the last entry, on the server's clock
 
     def run(self) -> float:
-        """Write an entry if a minute is over. Return the seconds until the next call."""
+        """Write an entry if a minute is over. Return the seconds until the next call is due."""
         self._count_written()
         now = self._view.now_unix_ms()
         if self._view.asked_ns and now // MINUTE_MS != self._minute:
@@ -71,8 +71,8 @@ class HistoryWriter:
     def write(self) -> None:
         """Write an entry for the time since the last one.
 
-        Raises RedisResponseError, RedisUnavailableError. After an error, the next entry also covers
-        the time of this one.
+        Raises RedisResponseError if Redis refuses it, and RedisUnavailableError if Redis does not
+        answer. After an error, nothing is lost, because the next entry also covers this time.
         """
         self._count_written()
         view = self._view
@@ -116,7 +116,11 @@ class HistoryWriter:
                 self._added[assignment] += max(0, added - before.get(assignment, added))
 
     def _count(self, row: HistoryRow, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
-        """Add the counts of a slot since the last entry to its row. A new slot starts from zero."""
+        """Add a slot's counts since the last entry to `row`.
+
+        `slots` holds the counts at the last entry and is updated. A slot that is not in it counts
+        from zero.
+        """
         before, seen = slots.get(slot.index), _SlotCounts(slot)
         slots[slot.index] = seen
         for name, index in _COUNTED.items():
@@ -127,7 +131,10 @@ class HistoryWriter:
     def _backlog(
         self, row: HistoryRow, assignment: Assignment, measured: Counter[tuple[str, str]]
     ) -> None:
-        """Add the backlog of an assignment to its row, and count it if its lag is known."""
+        """Add the lag of an assignment, and the age of its oldest message, to `row`.
+
+        `measured` counts the assignments of each group whose lag is known.
+        """
         figures = self._view.assignments.get(assignment)
         if figures is not None:
             measured[assignment.topic, assignment.group] += figures.lag is not None
@@ -136,13 +143,19 @@ class HistoryWriter:
 
 
 def _new_runs(runs: Sequence[int], before: Sequence[int] | None) -> dict[int, int]:
-    """Return the new runs by histogram bucket, without empty buckets."""
+    """Map each histogram bucket to its number of new runs, without buckets that have none.
+
+    `before` holds the numbers at the last entry, or is None if there was none.
+    """
     new = runs if before is None else [a - b for a, b in zip(runs, before, strict=True)]
     return {bucket: count for bucket, count in enumerate(new) if count > 0}
 
 
 def _sum_groups(assignments: Iterable[HistoryRow]) -> list[HistoryRow]:
-    """Return the sums for each topic and group, with the age of its oldest message."""
+    """Return one row for each topic and group, which sums up the rows of its assignments.
+
+    The age of the oldest message is not a sum but the largest age.
+    """
     rows: dict[tuple[str, str], HistoryRow] = {}
     for assignment in assignments:
         row = rows.setdefault(

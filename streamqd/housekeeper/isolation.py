@@ -1,8 +1,8 @@
 """Isolate the subjects of the housekeeper's tasks, so that an error affects only one of them.
 
-A subject is an assignment or a partition. Every task runs its work for a single subject through
-this module. After an unexpected error, the task pauses for that subject, with a backoff, and
-continues with the others.
+A subject is an assignment or a partition. Every task does its work for a single subject through
+this module. After an unexpected error, the task skips that subject for a while, which becomes
+longer with each error, and continues with the others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Failing:
 
 
 class TaskIsolation:
-    """Counts and logs errors by subject, and pauses a task for a subject that fails.
+    """Counts and logs the errors of each subject, and makes a task skip a subject that fails.
 
     All tasks and the thread that serves HTTP share one instance.
     """
@@ -51,9 +51,10 @@ class TaskIsolation:
         self._failing: dict[tuple[str, Subject], _Failing] = {}
 
     def isolate_task(self, task: str) -> Isolate[Subject]:
-        """Return the function that isolates the subjects of a task.
+        """Return a function that runs other functions for a subject of the task with this name.
 
-        RedisUnavailableError and RedisResponseError are not isolated, and reach the task.
+        While the task skips the subject, the function does nothing and returns None.
+        RedisUnavailableError and RedisResponseError are not isolated, so the task must handle them.
         """
 
         def run(
@@ -73,7 +74,7 @@ class TaskIsolation:
         return run
 
     def observe(self) -> None:
-        """Log the recovery of subjects that have had no error since the end of their pause."""
+        """Log that a subject has recovered if it has had no error since it was skipped last."""
         now = time.monotonic()
         for (task, subject), failing in list(self._failing.items()):
             if now > failing.until + BACKOFF.base:
@@ -81,7 +82,7 @@ class TaskIsolation:
                 del self._failing[task, subject]
 
     def failures(self, assignment: Assignment) -> list[dict[str, Any]]:
-        """Return the failures for an assignment or its partition, as the summary shows them."""
+        """Return what the summary shows of the failures of an assignment and of its partition."""
         now, subjects = time.monotonic(), (assignment, (assignment.topic, assignment.partition))
         return [
             {

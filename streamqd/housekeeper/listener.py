@@ -1,9 +1,10 @@
 """Find entries that a waiting worker should have received.
 
-A worker in a long poll gets no answer while there is no new entry, so it cannot detect that its
-connection is dead. The listener checks all waiting workers on another connection, usually with a
-single command. A worker that has missed an entry is notified, and opens a new connection. Two
-checks are needed, because a new entry may still be on its way to the worker.
+A worker in a long poll gets no answer while there is no new entry. So it cannot tell a quiet stream
+from a dead connection. The listener looks for new entries on another connection, usually with a
+single command for all waiting workers. If it finds an entry that a worker should have received, it
+notifies the worker, which then opens a new connection. It checks twice before that, because a new
+entry may still be on its way to the worker.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ StreamPosition = tuple[str, bytes]  # a stream, and the ID after which a worker 
 
 
 class Listener:
-    """Finds waiting workers that have missed entries.
+    """Finds waiting workers that have missed entries, and notifies them.
 
-    `wake` wakes the supervisor, which then notifies those workers.
+    The notification is a word in the worker's slot. `wake` must then wake the supervisor, which
+    wakes the worker.
     """
 
     def __init__(
@@ -40,10 +42,10 @@ class Listener:
         self._overdue: dict[Assignment, Poll] = {}  # polls for which the last check found an entry
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
-        """Check the waiting workers.
+        """Check all waiting workers.
 
-        If a worker seems to have missed an entry, return the seconds until the second check.
-        Otherwise, return None.
+        If a worker seems to have missed an entry, return the number of seconds to wait before
+        checking again to confirm it. Otherwise, return None.
         """
         waiting: dict[Assignment, Poll] = {}
         for slot, assignment in owned:
@@ -65,10 +67,10 @@ class Listener:
         return RECHECK_SECONDS if self._overdue else None
 
     def _read_poll(self, assignment: Assignment, slot: WorkerSlot) -> Poll | None:
-        """Return a worker's long poll, or None if it is not waiting or was already notified.
+        """Return the long poll in which a worker is waiting, or None if there is nothing to check.
 
-        If the last check found an entry for the same poll, record this, so that the worker is
-        notified, and return None.
+        If the last check has already found an entry that this poll should have reported, notify the
+        worker and return None.
         """
         words = slot.poll
         poll = words.read()
@@ -81,7 +83,7 @@ class Listener:
         return poll
 
     def _filter_with_entries(self, places: Sequence[StreamPosition]) -> list[StreamPosition]:
-        """Return those positions after which the stream has an entry."""
+        """Return those positions whose stream contains an entry after the position's ID."""
         by_stream: dict[str, list[bytes]] = {}
         for stream, after in sorted(places, key=_id_key):
             by_stream.setdefault(stream, []).append(after)
@@ -94,7 +96,7 @@ class Listener:
         found: list[StreamPosition] = []
         for part, reply in zip(parts, replies, strict=True):
             if isinstance(reply, Exception) and len(part) > 1:
-                # Read each key alone, because the whole command fails if one has the wrong type.
+                # The whole command fails if one key has the wrong type. So read each key alone.
                 alone = run_commands(self._store, [_command([key], by_stream) for key in part])
                 for key, one in zip(part, alone, strict=True):
                     found += _read(one, [key], by_stream)
@@ -117,10 +119,11 @@ def _command(streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> tupl
 def _read(
     reply: Any, streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]
 ) -> list[StreamPosition]:
-    """Return the positions that have a later entry, according to the reply.
+    """Return the positions after which the reply to `_command` contains an entry.
 
-    A stream occurs in the reply once for each of its positions with a later entry. These are the
-    positions with the lowest IDs.
+    The command names a stream once for each of its positions, and the reply contains the stream
+    once for each position that is followed by an entry. These are the positions with the lowest
+    IDs, which come first in `ids`.
     """
     names = [name for name, _ in reply] if isinstance(reply, list) else []
     return [

@@ -1,6 +1,7 @@
-"""Read the figures for the metrics that the relays of this instance's outboxes publish.
+"""Read the state of this instance's outboxes from Redis, for its metrics.
 
-The relays may run on other hosts. The databases themselves are not read.
+The relays of the outboxes publish their state there, even if they run on other hosts. The databases
+themselves are not read.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from streamqd.store.store import Store
 
 
 def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad: Once) -> None:
-    """Read the figures of all outboxes into the view, in one round trip.
+    """Read the states of all outboxes into the view, in one round trip.
 
-    An outbox whose state is invalid gets no figures. If Redis refuses to read an outbox,
-    RedisResponseError is raised after the figures of the others are recorded.
+    An outbox whose state is invalid is left out and reported to `bad`. Raises RedisResponseError if
+    Redis refuses to read an outbox, after the states of the others were recorded.
     """
     if not names:
         return

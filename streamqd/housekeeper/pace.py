@@ -1,7 +1,7 @@
-"""Compute the current rate of arriving messages, change of the lag, and duration of runs.
+"""Compute how fast messages arrive, how fast the lag changes, and how long runs take, right now.
 
-Counters cover the whole time since the start, but operators need the last minute. The figures here
-are moving averages or medians, and exist only in the housekeeper.
+The counters in the scoreboard cover the whole time since the start, but operators need the last
+minute. So this module computes moving averages and medians. They exist only in the housekeeper.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
 
 TREND_SECONDS = 20.0  # time constant of a trend, which is an exponential average
-DRIFT_SAMPLES = 7  # number of checks, from whose differences a drift computes the median change
+DRIFT_SAMPLES = 7  # number of observations from which a drift computes the median change
 LATENCY_SECONDS = 60.0
-QUIET = 0.01  # decayed number of runs below which no durations are reported
+QUIET = 0.01  # if fewer runs than this are left after the decay, no durations are reported
 
 
 class Trend:
-    """The smoothed change per second of some numbers.
+    """Computes the change per second of named numbers, as an exponential moving average.
 
     The change of a number is unknown until the number was observed twice.
     """
@@ -56,10 +56,10 @@ class Trend:
 
 
 class Drift:
-    """The typical change per second of some numbers, which is the median of the last changes.
+    """Computes the typical change per second of named numbers, as the median of the last changes.
 
-    The median ignores a single burst, which would raise an average for a long time. A change is
-    unknown before the third observation, because the change between the first two may be a burst.
+    Unlike an average, the median ignores a single burst. The change of a number is unknown until
+    the number was observed three times, because the change between two observations may be a burst.
     """
 
     def __init__(self, samples: int = DRIFT_SAMPLES) -> None:
@@ -77,7 +77,7 @@ class Drift:
     def get(self, name: Hashable) -> float | None:
         """Return the typical change of a number per second, or None if it is unknown.
 
-        If two changes are in the middle, the slower one is used.
+        For an even number of changes, this is the slower one of the two in the middle.
         """
         seen = list(self._seen.get(name, ()))
         changes = sorted(
@@ -92,9 +92,9 @@ class Drift:
 
 
 class Durations(NamedTuple):
-    """The durations in seconds of the runs in approximately the last minute.
+    """How long runs took in approximately the last minute, in seconds.
 
-    The quantiles are upper bounds, because they are the bounds of histogram buckets.
+    `p50` and `p99` are upper bounds of these quantiles, because they are computed from a histogram.
     """
 
     p50: float
@@ -103,7 +103,7 @@ class Durations(NamedTuple):
 
 
 class Latency:
-    """Histograms of the durations of runs, which decay with time."""
+    """Keeps a histogram of run times for each slot, in which old runs count less and less."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
@@ -111,7 +111,11 @@ class Latency:
         self._ran: dict[int, int] = {}  # time of the last check at which a slot had new runs
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
-        """Record a slot's histogram at `now` (ns): the runs per bucket, and their total seconds."""
+        """Record the histogram of a slot at `now` (ns).
+
+        `counts` holds the number of runs per bucket since the start, and `total` the sum of their
+        run times in seconds.
+        """
         before, total_before, then = self._last.get(index, ([0] * len(counts), 0.0, now))
         self._last[index] = counts, total, now
         kept, kept_total = self._kept.get(index, ([0.0] * len(counts), 0.0))
@@ -126,7 +130,7 @@ class Latency:
         )
 
     def get(self, index: int) -> Durations | None:
-        """Return the durations of a slot's recent runs, or None if there were none."""
+        """Return how long a slot's recent runs took, or None if there were none."""
         kept, total = self._kept.get(index, ([], 0.0))
         runs = math.fsum(kept)
         if runs < QUIET:
@@ -135,15 +139,15 @@ class Latency:
 
 
 def _quantile(counts: Sequence[float], share: float) -> float:
-    """Return the upper bound of the bucket that contains a quantile of the runs.
+    """Return the upper bound of the histogram bucket that contains a quantile of the runs.
 
-    There must be at least one run.
+    `share` is the quantile, such as 0.99. There must be at least one run.
     """
     return round(quantile(dict(enumerate(counts)), share) or BUCKETS[-1], 6)
 
 
 class Pace:
-    """The current rates and durations for the summary, updated at each check."""
+    """The current rates and run times of all assignments, for the summary."""
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
@@ -153,8 +157,9 @@ class Pace:
         self.latency = Latency()
 
     def observe(self, view: MetricsView) -> None:
-        """Update the figures from the view."""
-        # Skip figures that were not measured again, because they would count as no change.
+        """Update the rates and run times from the view. Call this before each summary."""
+        # Skip figures that were not measured again since the last call, because they would look
+        # like a change of zero.
         if view.measured_ns != self._measured_ns:
             now = self._measured_ns = view.measured_ns
             added: dict[Hashable, float] = {
@@ -175,7 +180,7 @@ class Pace:
         self.latency.observe(slot.index, *slot.histogram("handle"), now)
 
     def document(self, index: int, assignment: Assignment) -> dict[str, float | None]:
-        """Return the fields of an assignment, which are None if they are unknown."""
+        """Return the fields of the summary for an assignment. A field is None if it is unknown."""
         durations = self.latency.get(index)
         return {
             "arriving": self.arriving.get((assignment.topic, assignment.partition)),

@@ -1,6 +1,7 @@
-"""The status page, which shows the state of one instance, and links. It loads no other resources.
+"""The status page, which shows the state of one instance and links to its other endpoints.
 
-The figures of partitions are in `/status`, and the web console shows the whole fleet.
+It loads no other resources. The figures of partitions are in `/status`, and the web console shows
+the whole fleet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Move messages that are due: retries to the retry streams, and delayed messages to the partitions.
 
-The moves need no fence, because each is atomic, and safe even if it is repeated or if several
-processes make it at the same time.
+The moves are not checked against the fence. This is safe, because each of them is atomic and does
+no harm if it is repeated or if several processes try it at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamqd.store.store import Store
 
 PAGE = 32  # largest number of entries that one script moves, in less than 0.5 ms
 ROUNDS_MAX = 64  # largest number of scripts for one target in one turn
-POLL_SECONDS = 1.0  # longest time between two calls for a target that has waiting messages
+POLL_SECONDS = 1.0  # longest time between two calls for an active target
 ACTIVE_SECONDS = 60.0  # a target counts as active for this long after its last waiting message
 HINT_INTERVAL_SECONDS = 0.2  # seconds between two reads of the workers' hints
 
@@ -36,19 +36,22 @@ T = TypeVar("T")
 
 
 class Promoter(Generic[Target]):
-    """Moves delayed messages or waiting retries when they are due.
+    """Moves either waiting retries or delayed messages when they are due.
 
-    A target is the waiting retries of a group on a partition, or the delayed messages of a
-    partition. The reply to a move contains the next due time. A worker that delays a message writes
-    the due time to its slot as a hint. There is no hint for delayed messages, for retries that an
-    operator runs now, or if the worker did not get Redis's reply. Such messages are found within a
-    second if the target has waiting messages, or had any within the last minute. For any other
-    target, no call is made until the figures, which are measured every three seconds, show waiting
+    A target is a place from which messages are moved: the waiting retries of a group on a
+    partition, or the delayed messages of a partition.
+
+    The promoter must find out when a target's next message is due. The reply to each move contains
+    the next due time. A worker that delays a message writes the due time to its slot as a hint.
+    There is no hint for delayed messages, for retries that an operator runs now, or if the worker
+    did not get Redis's reply. To find such messages within a second, the promoter polls each active
+    target, which is one that has waiting messages or had any within the last minute. It does not
+    call any other target until the figures, which are measured every three seconds, show waiting
     messages.
 
-    All targets are examined only in a check, which takes place every `check_interval` seconds and
-    after each measurement. Between two checks, only targets whose messages are due before the next
-    check are examined, so a busy target causes no work for the others.
+    A check examines all targets. It takes place every `check_interval` seconds, and after each
+    measurement. Between two checks, only targets with a message that is due before the next check
+    are examined, so that a busy target causes no work for the others.
     """
 
     def __init__(
@@ -63,9 +66,9 @@ class Promoter(Generic[Target]):
     ) -> None:
         """Create the promoter.
 
-        `call` builds the call that moves a target's due messages, and `moved` records how many it
-        has moved. `measured` returns the target's next due time from the view. `check_interval` is
-        the number of seconds between two checks.
+        `call` builds the call that moves a target's due messages. `moved` is called with a target
+        and the number of messages that were moved. `measured` returns the target's next due time
+        from the view (unix ms), or None. `check_interval` is the number of seconds between checks.
         """
         self._store = store
         self._view = view
@@ -88,7 +91,8 @@ class Promoter(Generic[Target]):
     def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
         """Make a check if it is due, and move due messages. Return the seconds to the next turn.
 
-        `targets` returns all targets with their hints. It is only called for a check.
+        `targets` maps all targets to their hints, as for `select_targets`. It is a function, which
+        is only called if a check is due.
         """
         if time.monotonic() >= self._check_at or self._view.measured_ns > self._checked_ns:
             self.select_targets(targets())
@@ -100,9 +104,10 @@ class Promoter(Generic[Target]):
         return self.promote()
 
     def select_targets(self, targets: Mapping[Target, int]) -> None:
-        """Make a check, which selects the targets that must be called now or soon.
+        """Make a check, which selects the targets whose messages must be moved now or soon.
 
-        `targets` maps all targets to their hints (unix ms, or 0 if there is none).
+        `targets` maps all targets to the due time that a worker has left as a hint (unix ms), or to
+        0 if there is none.
         """
         clock, now = time.monotonic(), self._view.now_unix_ms()
         self._check_at, self._checked_ns = clock + self._check_interval, self._view.measured_ns
@@ -144,15 +149,18 @@ class Promoter(Generic[Target]):
     ) -> T | None:
         found = self._isolate(target, do, *args, **named)
         if found is None:
-            # Drop the data about this target, because it may be incomplete. The target is called
-            # again after its pause.
+            # An error has occurred, so the data about this target may be incomplete. Forget it. The
+            # target is called again when its pause is over.
             self._wanted.discard(target)
             self._due_soon.pop(target, None)
             self._forget(target)
         return found
 
     def _is_due(self, target: Target, hint: int, clock: float, now: int) -> bool:
-        """Return True if a message of the target is due, or may be due, at `now` (unix ms)."""
+        """Return True if the target must be called, because a message is due or may be due.
+
+        `clock` is the monotonic time, and `now` the server's time in unix ms.
+        """
         asked = self._asked.get(target)
         if asked is None:
             return True
@@ -178,7 +186,7 @@ class Promoter(Generic[Target]):
         self._wanted.discard(target)
         self._due_soon.pop(target, None)
         if isinstance(reply, RedisResponseError):
-            # The refused message is still due, but try again at the next poll, not immediately.
+            # The messages are still due, but try again at the next poll instead of immediately.
             self._record_due(target, None, now_ns())
             self._last_active[target] = time.monotonic()
             return self._refusals.accept(reply)
@@ -204,7 +212,7 @@ class Promoter(Generic[Target]):
         return done.more
 
     def _horizon_unix_ms(self) -> float:
-        """Return the server's time at the next check (unix ms)."""
+        """Return the time of the next check on the server's clock (unix ms)."""
         return self._view.now_unix_ms() + (self._check_at - time.monotonic()) * 1000
 
     def _next_turn(self) -> float:
@@ -258,7 +266,7 @@ def send_promoter(
     def call(place: tuple[str, int]) -> Call:
         return messages.promote_delayed(store.keys, *place, PAGE)
 
-    # There are no hints, so checks are only needed for new figures and due times.
+    # Workers leave no hints about delayed messages, so checks need not be frequent.
     return Promoter(
         store, view, call, next_due, count_sent, check_interval=POLL_SECONDS, isolate=isolate
     )

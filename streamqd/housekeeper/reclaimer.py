@@ -1,7 +1,7 @@
-"""Find entries that other clients' consumers have left pending.
+"""Find entries that clients other than streamqd have read and left pending for too long.
 
-The housekeeper does not claim entries itself. It sets a flag in the slot of the partition's worker,
-and the worker claims them under its token.
+The housekeeper does not claim such entries itself. It sets a flag in the slot of the partition's
+worker, and the worker claims the entries under its token.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
 OUR_CONSUMER = b"w"  # consumer name of every owner, because the fence identifies the owner
-# Largest number of a consumer's pending entries in one reply. The IDLE filter is not used, because
-# a command with it would scan all entries that are not idle.
+# Largest number of a consumer's pending entries in one reply. The commands do not use the option
+# IDLE, because with it, Redis would scan all entries that are not idle in a single command.
 PAGE = 500
 PAGES_MAX = 32  # largest number of pages in one check
 NEXT_PAGE_SECONDS = 1.0  # pause before the next pages while a scan is not finished
@@ -28,7 +28,11 @@ BEGIN = b"0-0"
 
 
 class GroupWalk(NamedTuple):
-    """A scan of another client's pending entries, either of the first page or of later pages."""
+    """A scan of another client's pending entries in one stream, page by page.
+
+    `key` is the stream, and `name` the client's consumer name. `is_later` is False for the first
+    page, and True for a scan of the pages after it.
+    """
 
     assignment: Assignment
     key: str
@@ -37,10 +41,11 @@ class GroupWalk(NamedTuple):
 
 
 class Reclaimer:
-    """Sets the flag in the slots of workers that must claim entries.
+    """Sets the flag in the slots of workers that must claim entries of other clients.
 
-    A long list of pending entries is read page by page. After each listing of the consumers, the
-    first page is read again, because its entries are the oldest and become idle first.
+    The consumers are listed periodically. After each listing, the first page of each consumer's
+    pending entries is read again, because its entries are the oldest and become idle first. A scan
+    of later pages continues independently of that.
     """
 
     def __init__(
@@ -57,16 +62,16 @@ class Reclaimer:
 
     @property
     def every(self) -> float:
-        """The seconds between two checks, which are a quarter of the shortest `reclaim_idle`.
+        """The number of seconds between two listings, from 1 to 15.
 
-        They are limited to the range from 1 to 15.
+        Within this range, it is a quarter of the shortest `reclaim_idle`.
         """
         return min(15.0, max(1.0, min(self._idle.values(), default=60.0) / 4))
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
-        """Read some pages of other clients' pending entries.
+        """Read up to PAGES_MAX pages of other clients' pending entries.
 
-        Return the seconds until the next pages, or None if no scan is left.
+        Return the seconds until more pages must be read, or None if all scans are complete.
         """
         slots = {
             assignment: slot
@@ -76,8 +81,8 @@ class Reclaimer:
         if not self._walks or time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + self.every
             self._list_consumers(slots)
-        # While the flag is set, no more pages are needed. The worker clears it when it has examined
-        # all entries.
+        # While a worker's flag is set, its entries need not be scanned. The worker examines all of
+        # them and then clears the flag.
         self._walks = {
             walk: at
             for walk, at in self._walks.items()
@@ -95,9 +100,9 @@ class Reclaimer:
         return NEXT_PAGE_SECONDS if self._walks else None
 
     def _list_consumers(self, slots: Mapping[Assignment, WorkerSlot]) -> None:
-        """Start a scan of each other consumer with pending entries. Scans in progress continue.
+        """Start a scan of each other client that has pending entries. Scans in progress continue.
 
-        An entry that has no consumer counts as idle, so the flag is set immediately.
+        An entry that has no consumer counts as idle, so the flag is set without a scan.
         """
         places = [
             (assignment, key)
@@ -130,7 +135,7 @@ class Reclaimer:
         return ("XPENDING", walk.key, walk.assignment.group, after, "+", PAGE, walk.name)
 
     def _record_reply(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
-        """Set the flag if a page has an idle entry. Otherwise, continue with the next page."""
+        """Set the flag if a page contains an idle entry. Otherwise, continue with the next page."""
         del self._walks[walk]
         idle_ms = round(self._idle[walk.assignment.topic, walk.assignment.group] * 1000)
         if any(row[2] >= idle_ms for row in rows):
@@ -144,9 +149,9 @@ class Reclaimer:
 def _other_clients(
     assignment: Assignment, key: str, pending: list[Any], slot: WorkerSlot
 ) -> list[GroupWalk]:
-    """Return the scans of other consumers' pending entries in a stream.
+    """Return a scan for each other client that has pending entries in a stream.
 
-    If the stream has pending entries without a consumer, set the flag.
+    `pending` is the reply to XPENDING. If it counts entries without a consumer, set the flag.
     """
     held = {name: int(count) for name, count in pending[3] or () if name}
     if int(pending[0]) > sum(held.values()):

@@ -1,6 +1,6 @@
-"""Remove unacknowledged entries of topics whose settings allow this, and count the loss.
+"""Remove entries that were not acknowledged yet from topics whose settings allow this.
 
-Each loss appears in a metric, in the log and in the trimming record of the partition.
+The loss is reported in a metric, in the log and in the trimming record of the partition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ Loss = tuple[str, int, str, str]  # topic, partition, group, and `unread` or `pe
 
 
 class RetentionEnforcer:
-    """Drops the oldest entries of partitions, then settles those that were pending in a group."""
+    """Drops the oldest entries of partitions, and then settles those that were pending.
+
+    An entry that was dropped while it was pending would otherwise stay in its group's list of
+    pending entries. `groups` maps topics to the groups that this instance consumes.
+    """
 
     def __init__(
         self,
@@ -47,16 +51,17 @@ class RetentionEnforcer:
     def steps(
         self, places: Mapping[TopicPartition, Topic], refusals: Refusals
     ) -> Generator[None, None, bool]:
-        """Drop a limited number of entries, one write per step.
+        """Drop a limited number of entries. Return True if more must be dropped or settled now.
 
-        Return True if more must be dropped or settled now.
+        This generator makes one write per step. `places` maps partitions to the settings of their
+        topics. Calls that Redis refuses are recorded in `refusals`.
         """
         losses: Counter[Loss] = Counter()
         try:
             return (yield from self._drop(places, refusals, losses))
         except RedisUnavailableError:
-            # Entries may have been dropped without an answer, or may not have been settled yet, so
-            # check every partition again.
+            # The answer to a call may have been lost, so entries may have been dropped that were
+            # not settled. Check every partition again.
             self._seen.clear()
             raise
         finally:
@@ -112,8 +117,8 @@ class RetentionEnforcer:
         if dropped.removed:
             self._view.count("trimmed", (place[0], str(place[1])), dropped.removed)
         if dropped.removed or place not in self._seen:
-            # Settle at the first check too, because a process that dropped entries may have died
-            # before it settled them.
+            # Also settle at the first check of a partition. An earlier process may have dropped
+            # entries and died before it settled them.
             self._seen.add(place)
             affected |= {Assignment(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():
@@ -123,7 +128,10 @@ class RetentionEnforcer:
     def _settle(
         self, affected: set[Assignment], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, list[Assignment]]:
-        """Settle dropped entries that were pending. Return the assignments that may have more."""
+        """Settle entries that were pending when they were dropped.
+
+        Return the assignments that may have more of them.
+        """
 
         def book(assignment: Assignment, reply: Reply | RedisResponseError) -> bool:
             settled = 0

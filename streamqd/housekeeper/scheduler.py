@@ -1,7 +1,8 @@
 """The housekeeper's tasks for schedules: declare this instance's schedules, and fire due ones.
 
-Firing starts only after this instance has declared its schedules. Otherwise, a schedule that no
-instance has declared for a while would look orphaned and would not fire.
+A declaration in Redis shows all instances that a schedule is still configured. This instance fires
+schedules only after it has declared its own. Otherwise, a schedule that no instance has declared
+recently would look like one that was removed, and would not fire.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Scheduler:
         settings: Settings,
         isolate: Callable[[str], Isolate[TopicPartition]],
     ) -> None:
-        """Create the tasks. `isolate` returns the function that isolates a task of this name."""
+        """Create the tasks. `isolate` takes a task's name, like `TaskIsolation.isolate_task`."""
         self._view = view
         self._reconciler = Reconciler(
             store,
@@ -57,11 +58,14 @@ class Scheduler:
         self._declared = True
 
     def finish_moves(self) -> None:
-        """Finish the moves of schedules that a killed process has left unfinished."""
+        """Finish moves of schedules that a process has started before it was killed."""
         self._moves.run()
 
     def fire(self) -> float | None:
-        """Fire due schedules. Return the seconds until the next turn, or None for the default."""
+        """Fire the schedules that are due. Return the seconds until the next turn.
+
+        Return None if the usual interval is soon enough.
+        """
         return self._firer.turn() if self._declared else None
 
     def _owned_partitions(self) -> set[TopicPartition]:
@@ -76,6 +80,8 @@ class Scheduler:
         else:
             self._view.count("schedules_fired", (topic,), outcome.ticks)
             self._view.count("schedules_late_ms", (topic,), outcome.late_ms)
-            # Create these counters with the value 0, because increase() ignores the first value.
+            # Create these counters with the value 0. Otherwise, their first increase would be
+            # invisible to the Prometheus function `increase`, which ignores a counter's first
+            # value.
             for reason in ("misfire", "overlap"):
                 self._view.count("schedules_skipped", (topic, reason), 0)

@@ -1,7 +1,7 @@
-"""Load the scripts of producers into the server, for Redis users that may not load scripts.
+"""Load the scripts of producers into the server, for producers that may not do so themselves.
 
-A producer whose user may run EVALSHA but not EVAL can send as soon as the server has the scripts. A
-restart of the server or SCRIPT FLUSH removes them, so they are checked periodically.
+A producer whose Redis user may run EVALSHA but not EVAL can send only if the server has the
+scripts. A restart of the server or SCRIPT FLUSH removes them, so this is checked periodically.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class ScriptLoader:
     def run(self) -> None:
         """Load the missing scripts on every node that answers.
 
-        Raises the first error if no node can be used now, and RedisResponseError if any node
-        refuses for a reason that is not transient.
+        Nodes that do not answer or have a transient error are skipped. If this applies to all
+        nodes, raises the first error. Raises RedisResponseError if a node refuses for another
+        reason.
         """
         nodes = self._link.masters()
         silent: list[RedisResponseError | RedisUnavailableError] = []

@@ -27,7 +27,7 @@ def serve(settings: Settings, view: MetricsView, summary: Summary) -> HttpServer
 
 
 def routes(settings: Settings, view: MetricsView, summary: Summary) -> dict[str, Route]:
-    """Return the endpoints by path. Some require a token, as `http.access` decides."""
+    """Map the path of each endpoint to its handler, with the access checks of `http.access`."""
     exporter = Exporter(view)
     access = Access(settings.http)
 

@@ -1,7 +1,7 @@
 """The summary of an instance, which is a JSON document for Redis, `/status` and the status page.
 
-The commands `status`, `top` and `partitions` on any host read the summaries of all instances in the
-fleet from Redis.
+Each instance publishes its summary in Redis, so that the commands `status`, `top` and `partitions`
+on any host can show the whole fleet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RATED = [COUNTERS.index(name) for name in RATED]
 
 
 class Rates:
-    """The smoothed counts per second of each slot."""
+    """Computes for each slot how fast its counters grow, as exponential averages per second."""
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
@@ -66,13 +66,13 @@ class Rates:
         self._seen[slot.index] = (values, now)
 
     def get(self, slot: WorkerSlot) -> dict[str, float]:
-        """Return the rates of a slot per second, by the name of the counter."""
+        """Map the names of a slot's counters to their rates per second."""
         rates = self._rates.get(slot.index, [0.0] * len(RATED))
         return {name: round(rate, 2) for name, rate in zip(RATED, rates, strict=True)}
 
 
 class Summary:
-    """Builds the summary from the view and the scoreboard."""
+    """Builds the summary from the figures in the view and from the scoreboard."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Summary:
     ) -> None:
         """Create the summary of an instance.
 
-        `pid` is the process ID of the supervisor. `tasks` returns the failures of the housekeeper's
-        tasks for an assignment.
+        `pid` is the process ID of the supervisor. `tasks` takes an assignment and returns the
+        failures of the housekeeper's tasks for it.
         """
         self._isolate = isolate
         self._tasks = tasks
@@ -99,12 +99,12 @@ class Summary:
         self._consumers = {(each.topic, each.assignment_group): each for each in settings.consumers}
 
     def observe(self) -> None:
-        """Sample the counters for the rates. Call this before each summary is published."""
+        """Sample the counters to compute their rates. Call this before publishing a summary."""
         self.rates.observe(self._view)
         self.pace.observe(self._view)
 
     def document(self) -> dict[str, Any]:
-        """Return the summary as plain values."""
+        """Return the summary as a dictionary that can be converted to JSON."""
         view = self._view
         board = view.board
         shown = [
@@ -182,7 +182,7 @@ class Summary:
         }
 
     def _failures(self, slot: WorkerSlot) -> list[dict[str, Any]]:
-        """Return the class, count and age of each recent failure."""
+        """Return the kinds of recent failures, each with its count and the age of the last one."""
         return [
             {
                 "error": each.name,
@@ -194,7 +194,7 @@ class Summary:
 
 
 def worker_state(slot: WorkerSlot) -> str:
-    """Return a word for the state of a worker. If it waits, this is the reason for the wait."""
+    """Return a word for the state of a worker, or for the reason why it waits."""
     try:
         state = WorkerState(slot.state)
     except ValueError:
@@ -206,15 +206,15 @@ def worker_state(slot: WorkerSlot) -> str:
 
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
-    """Return the seconds since a handler last reported progress.
+    """Return the seconds since a handler last reported progress (with `heartbeat`).
 
-    Return None if none has done so since `since_ns`.
+    Return None if no handler has done so since `since_ns`.
     """
     return round(seconds_since(slot.heartbeat_ns), 1) if slot.heartbeat_ns > since_ns else None
 
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
-    """Return the remaining time of a wait, the held entries, and the counts of the guards."""
+    """Return the fields about waits: remaining seconds, held entries, and stops by the guards."""
     waits = read_wait(slot)
     seconds = max(0.0, (waits.until_ns - now_ns()) / 1e9) if waits.until_ns else None
     return {
@@ -227,7 +227,7 @@ def _waits(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def _recovery(slot: WorkerSlot) -> dict[str, int]:
-    """Return the progress of the rounds after a crash or host loss, see `policy/rounds.py`."""
+    """Return the fields about the search for a message that crashes (see `policy/rounds.py`)."""
     left = slot.suspects_left if slot.pid else 0
     return {
         "suspects_left": left,
@@ -237,7 +237,10 @@ def _recovery(slot: WorkerSlot) -> dict[str, int]:
 
 
 def _loop(slot: WorkerSlot) -> dict[str, Any]:
-    """Return how long a worker's event loop has been blocked, and its last block and blocker."""
+    """Return the fields about a worker's event loop.
+
+    They show how long it has been blocked now, when it was last blocked, and by which line of code.
+    """
     blocked = slot.loop_blocked_ns if slot.pid else 0
     turned = slot.loop_turned_ns
     return {
@@ -248,7 +251,7 @@ def _loop(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def instance_state(flags: InstanceFlags, *, owned: bool) -> str:
-    """Return a word for the most important state of the instance."""
+    """Return a word for the state of the instance, which is the most important one that applies."""
     if InstanceFlags.DRAINING in flags:
         return "draining"
     if InstanceFlags.STARTED not in flags:

@@ -1,4 +1,4 @@
-"""The effective settings of topics. Those in the file override those registered in Redis."""
+"""The effective settings of topics: those in the configuration file override those in Redis."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ TOPICS_MAX = 128  # largest number of topics that are read at a time
 
 
 class Topics:
-    """The effective settings of topics.
+    """Keeps the effective settings of topics up to date.
 
-    They depend on the settings registered in Redis, which are read again periodically, for a
-    bounded number of topics at a time.
+    The settings in Redis are read again periodically, for a limited number of topics at a time.
     """
 
     def __init__(self, store: Store, configured: Mapping[str, Topic]) -> None:
@@ -30,9 +29,10 @@ class Topics:
         self.error: StreamqdError | None = None  # last error if a topic could not be read
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Read the topics that have not been read for REFRESH_SECONDS, up to TOPICS_MAX.
+        """Read the topics that were not read within REFRESH_SECONDS, but no more than TOPICS_MAX.
 
-        Topics that were never read come first, then those whose last read is oldest.
+        Topics that were never read come first, and then those that were read longest ago. If a
+        topic cannot be read, its last settings are kept, and `error` is set.
         """
         now = time.monotonic()
         due = sorted(
@@ -58,7 +58,7 @@ class Topics:
     def get(self, name: str) -> Topic | None:
         """Return the effective settings of a topic, or None if they are unknown.
 
-        While they are unknown, no entry may be removed.
+        As long as they are unknown, the caller must not remove any entry of the topic.
         """
         return self._known[name][0] if name in self._known else None
 

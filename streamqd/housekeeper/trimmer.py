@@ -1,7 +1,8 @@
-"""Remove entries that every group has acknowledged and that no retention setting retains.
+"""Remove entries that every group has acknowledged, unless a retention setting still retains them.
 
-Retry streams never retain acknowledged entries. For partitions, the settings of the topic decide.
-At the end of each run, the retention enforcer drops entries if the settings allow a loss.
+Entries of partitions are retained as the settings of the topic require. Retry streams do not retain
+acknowledged entries. At the end of each run, `retention_enforcer` also drops unacknowledged entries
+if the settings allow their loss.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ SOON = 1.0  # seconds between runs if acknowledged entries must be removed immed
 
 
 class Trimmer:
-    """Trims this instance's partitions and the retry streams of its assignments.
+    """Trims this instance's partitions, and the retry streams of its assignments.
 
-    The script determines the smallest ID that must stay.
+    The script that trims a stream finds out which entries must stay.
     """
 
     def __init__(
@@ -52,15 +53,15 @@ class Trimmer:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = RetentionEnforcer(store, view, self._groups, isolate)
         self._refused: set[TopicPartition] = set()
-        # Maps each partition to the holder that keeps entries from being trimmed, and to the time
-        # of the first of these entries (unix ms).
+        # Maps partitions whose retention settings are exceeded to the holder that still needs old
+        # entries, such as a group, and to the time of the first of these entries (unix ms).
         self._held: dict[TopicPartition, tuple[str, int]] = {}
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
         """Trim for one turn. Return 0 if there is more to trim now.
 
-        Otherwise, return the seconds until the next run, or None for the default.
+        Otherwise, return the seconds until the next run, or None if the usual interval is enough.
         """
         try:
             return self._turns.run()
@@ -93,7 +94,7 @@ class Trimmer:
 
     def _places(self, owned: list[Assignment]) -> dict[TopicPartition, Topic]:
         """Return the partitions that this instance trims, with the settings of their topics."""
-        # A group that only reads dead letters does not need the partition to be trimmed.
+        # Leave out groups that read dead letters, because they do not read the partition itself.
         wanted = {
             (assignment.topic, assignment.partition)
             for assignment in owned
@@ -102,8 +103,8 @@ class Trimmer:
         for name in self._configured:
             topic = self._topics.get(name)
             if topic is not None and topic.retention.without_groups:
-                # No instance owns a partition that has no groups, so every instance trims it. This
-                # does no harm.
+                # A partition without groups has no owner, so every instance trims it. This does no
+                # harm.
                 wanted |= {(name, number) for number in range(self._topics.partitions(name))}
         places = {}
         for place in sorted(wanted):
@@ -117,7 +118,8 @@ class Trimmer:
     ) -> list[TopicPartition | Assignment]:
         """Return the streams that may need trimming.
 
-        A place stands for its partition, and an assignment for its retry stream.
+        A topic and partition number stand for the partition's stream, and an assignment stands for
+        its retry stream.
         """
         figures = self._view.assignments
         return [
