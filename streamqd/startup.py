@@ -228,7 +228,10 @@ class Renewal(NamedTuple):
 
 
 def renew(settings: Settings, only: frozenset[str]) -> Renewal:
-    """Validate new settings and code, and register their topics and groups. Run this in a task."""
+    """Validate new settings and code, and register their topics and groups.
+
+    Run this in a `SubprocessTask`, so that the supervisor can renew its leases in the meantime.
+    """
     found = handlers.examine(
         list(settings.daemon.handlers), references(settings), settings.base_dir
     )
@@ -246,8 +249,9 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
 
 
 def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dict[str, int]]:
-    """Register topics and groups again after the server has lost its data. Run this in a task.
+    """Register topics and groups again after the server has lost its data.
 
+    Run this in a `SubprocessTask`, so that the supervisor can renew its leases in the meantime.
     `known` maps topics to their previous partition counts. Returns the problem (or ''), the number
     of groups that were created again, and the partition counts of all topics.
     """
@@ -360,7 +364,7 @@ def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[
 def start_embedded(settings: Settings) -> EmbeddedServer | None:
     """Start the embedded server, and wait until it answers.
 
-    Returns None if no embedded server is configured. Raises StartupError.
+    Returns None if no embedded server is configured. Raises StartupError if it cannot be started.
     """
     if settings.redis.url != embedded.URL:
         return None

@@ -298,9 +298,10 @@ def _move_directly(part: Part, offerers: Table) -> None:
 
 
 def _find_cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -> int | None:
-    """Return the row with the lowest cost from a queue of pairs (earlier cost, row).
+    """Return the row with the lowest cost from a queue of pairs (cost, row), without removing it.
 
-    Full rows are removed from the queue. Return None if it becomes empty.
+    Costs in the queue may be too low, and are then corrected from `prices`. Full rows are removed
+    from the queue. Return None if it becomes empty.
     """
     while queue:
         price, row = queue[0]

@@ -35,8 +35,8 @@ def round_robin_partition(index: int, count: int) -> int:
 def jump_partition(key: bytes, count: int) -> int:
     """Return the partition of a key by its jump hash.
 
-    The number for `jump` is the 8-byte BLAKE2b hash of the key. When a topic grows from P to Q
-    partitions, (Q - P) / Q of the keys move, and all of these move to new partitions.
+    The key is hashed with BLAKE2b to the 64-bit number that `jump` expects. When a topic grows from
+    P to Q partitions, (Q - P) / Q of the keys move, and all of these move to new partitions.
     """
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return jump(int.from_bytes(digest, "big"), count)

@@ -31,8 +31,8 @@ class Rate:
     def wait(self, due_ns: int, now_ns: int, runs: int = 1) -> int:
         """Return the nanoseconds until `runs` runs may start together, or 0 if they may start now.
 
-        `runs` must not exceed `burst`. `due_ns` is the state, which is 0 at the start, and is on
-        the same clock as `now_ns`.
+        `runs` must not exceed `burst`. `due_ns` is the state that `next_due` returned last, or 0 at
+        the start. It is on the same clock as `now_ns`.
         """
         early_ns = (self.burst - runs) * self.interval_ns
         return max(0, due_ns - early_ns - now_ns)

@@ -101,8 +101,8 @@ class Cluster:
     def exchange_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run each command on the node that serves its key.
 
-        If a command gets no answer or cannot be executed at present, its reply is a
-        RedisUnavailableError. Raises RedisUnavailableError if this applies to every command.
+        If a command gets no answer, or if its node cannot execute it now, its reply is a
+        RedisUnavailableError. Raises RedisUnavailableError if this is so for all commands.
         """
         check_process(self._pid, self._options.name)
         requests = self._route(commands)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from streamqd import config
     from streamqd.config.topology import Topology
 
-# These replies mean that the node did not execute the command and cannot do so at present. Another
-# node may be able to execute it, or the same node at a later time.
+# These replies mean that the node did not execute the command and cannot do so now. Another node
+# may be able to execute it, or the same node may be able to do so later.
 NOT_EXECUTED = frozenset({RefusalKind.NOT_READY, RefusalKind.MOVED, RefusalKind.REPLICA})
 LEAST_SECONDS = 0.05  # minimum time for each node, even if other nodes have used up the time limit
 _T = TypeVar("_T")

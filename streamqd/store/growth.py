@@ -34,7 +34,7 @@ class Growth(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Growth:
-        """Parse an OK reply to `begin`. Raises InvalidValueError."""
+        """Parse an OK reply to `begin`. Raises InvalidValueError if a stored value is invalid."""
         token, before, phase, barriers = reply.values
         return cls(
             untrusted.label(token),

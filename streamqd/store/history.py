@@ -40,8 +40,8 @@ class HistoryRow:
     assignments. They include either all assignments, or only those that have no row of their own
     (see `Interval.by_assignment`). `handler` is `module:function`, or '' if it is unknown.
 
-    In `counts`, `added` is the number of messages that any producer wrote to the partitions that
-    the instance owns for the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished
+    In `counts`, `added` is the number of messages that producers wrote to the partitions that the
+    instance owns for the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished
     message) are the values at the end of the interval. `handled` is a histogram of run times, which
     maps an index in `scoreboard.BUCKETS` to a number of runs. `delays` is a histogram of the delays
     before the first run, which maps an index in `scoreboard.DELAY_BUCKETS` to a number of runs. It

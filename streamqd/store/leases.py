@@ -127,7 +127,7 @@ class Acquired(NamedTuple):
 def parse_epoch(reply: Reply) -> int:
     """Return the epoch from an OK or MINE reply to `acquire`, or from an OK reply to `refence`.
 
-    Raises ContractError if it is not a valid number. The scripts never return an invalid epoch.
+    Raises ContractError if it is not a valid number, which would be a bug in the script.
     """
     try:
         return untrusted.integer(reply.values[0], FENCE, "epoch")

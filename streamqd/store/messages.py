@@ -385,7 +385,7 @@ class SettledReply(NamedTuple):
 def quarantine_mark(
     keys: Keys, lease: Lease, session: str, places: bytes, acked: Sequence[bytes]
 ) -> Call:
-    """Record which inherited entries are about to run, and acknowledge those of the last round.
+    """Record which inherited entries are about to run, and acknowledge entries of the last round.
 
     If one of these entries takes down the host, the next owner can see which ones were running.
     `places` contains their places, separated by spaces. To end the quarantine when no inherited

@@ -71,8 +71,8 @@ class Finder:
     refused: Callable[[Endpoint, RedisResponseError], None] = (
         _ignore  # called with a reply that made the connection unusable
     )
-    # Refusals which mean that the command was not executed, because the server is not the right one
-    # at present.
+    # Refusals which mean that the command was not executed, because the server cannot do so now,
+    # for example because another one has become the master.
     not_executed: frozenset[RefusalKind] = frozenset()
     connect_seconds: float = (
         NEVER  # time limit for opening the connection after the server was found
@@ -261,7 +261,10 @@ class Node:
         return None if self.transport is None else self.transport.sock.fileno()
 
     def post(self, commands: Iterable[Sequence[Any]]) -> None:
-        """Send commands. The caller must then call `collect`. Raises RedisUnavailableError."""
+        """Send commands, whose replies the caller must then read with `collect`.
+
+        Raises RedisUnavailableError if the commands cannot be sent.
+        """
         self.send([pack(command) for command in commands])
 
     def execute_limited(self, *args: Any, bytes_max: float) -> tuple[Any, int]:

@@ -168,7 +168,7 @@ class Published(NamedTuple):
 
 
 def parse_rows(raw: bytes, key: str) -> list[RecordedRow]:
-    """Parse the rows in the record of a partition. Raises InvalidValueError."""
+    """Parse the rows in the record of a partition. Raises InvalidValueError if one is invalid."""
     found = untrusted.label(raw)
     if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):
         raise InvalidValueError(key, "rows", untrusted.format_value(raw), "rows of 48 hex digits")
@@ -294,7 +294,11 @@ def read_views(
 
 
 def read_view(store: Store, name: str) -> OutboxView:
-    """Return the state of an outbox. Raises InvalidValueError, RedisResponseError."""
+    """Return the state of an outbox.
+
+    Raises InvalidValueError if a field is invalid, and RedisResponseError if Redis rejects the
+    command, for example because the key has the wrong type.
+    """
     [found] = read_views(store, [name])
     if isinstance(found, Exception):
         raise found

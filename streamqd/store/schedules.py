@@ -95,7 +95,7 @@ class IndexLine(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes, key: str, name: str) -> IndexLine:
-        """Parse the line for the schedule `name`. Raises InvalidValueError."""
+        """Parse the line for the schedule `name`. Raises InvalidValueError for an invalid line."""
         found = _line(raw) if len(raw) <= LINE_BYTES_MAX else None
         if found is None:
             raise InvalidValueError(
@@ -434,7 +434,7 @@ def copy_commands(
 def parse_schedule(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
     """Parse the stored state of a schedule. Return None if it does not exist.
 
-    Raises InvalidValueError.
+    Raises InvalidValueError if a part of the state is invalid.
     """
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:

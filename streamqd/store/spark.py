@@ -128,7 +128,7 @@ def write_plan(plan: Plan) -> str:
 def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
     """Parse the plan in the record of a query, with the attempts in their original order.
 
-    Raises InvalidValueError.
+    Raises InvalidValueError if it is missing or invalid.
     """
     found = untrusted.json_object(raw, key, "plan")
     for topics in found.values():

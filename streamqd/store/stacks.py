@@ -23,10 +23,10 @@ _INTEGERS = ("requested_unix_ms", "at_unix_ms", "epoch", "pid", "lines_left_out"
 class PublishedStack(NamedTuple):
     """The answer to a request for a stack.
 
-    It contains either a stack, or in `problem` the reason why there is none. `requested_unix_ms` is
-    the time of the directive, and `at_unix_ms` the time of the stack, both by the clock of Redis.
-    `pid` is 0 if there is no process. `lines_left_out` is the number of lines that were cut from
-    the end of the stack.
+    If there is no stack, `stack` is '' and `problem` is the reason. `requested_unix_ms` is the time
+    of the directive, and `at_unix_ms` the time of the stack, both by the clock of Redis. `pid` is 0
+    if there is no process. `lines_left_out` is the number of lines that were cut from the end of
+    the stack.
     """
 
     requested_unix_ms: int
@@ -51,7 +51,10 @@ def publish(keys: Keys, assignment: Assignment, found: PublishedStack) -> tuple[
 
 
 def parse(raw: bytes | None, key: str) -> PublishedStack | None:
-    """Parse a published stack. Return None if there is no such key. Raises InvalidValueError."""
+    """Parse a published stack. Return None if `raw` is None, because no stack was published.
+
+    Raises InvalidValueError if a field is missing or invalid.
+    """
     if raw is None:
         return None
     found = untrusted.json_object(raw, key)

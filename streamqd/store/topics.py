@@ -82,7 +82,7 @@ def configure_call(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]
 def retire_call(keys: Keys, name: str) -> Call:
     """Build a call that starts the deletion of a topic.
 
-    The reply is OK with the partition count, which is still stored when the call is repeated. It is
+    The reply is OK with the partition count, even if the deletion has already been started. It is
     MISSING if the topic does not exist.
     """
     return scripts.build_call("topic_retire", keys, (name,))

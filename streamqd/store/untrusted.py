@@ -35,7 +35,7 @@ def integer(
 ) -> int:
     """Return an integer from `low` to `high`. If `raw` is None, return the default if there is one.
 
-    Raises InvalidValueError.
+    Raises InvalidValueError for any other value.
     """
     if raw is None and default is not None:
         return default
@@ -55,7 +55,7 @@ def number(
 ) -> float:
     """Return a number from `low` to `high`. If `raw` is None, return the default if there is one.
 
-    Raises InvalidValueError, also for NaN.
+    Raises InvalidValueError for any other value, including NaN.
     """
     if raw is None and default is not None:
         return default
@@ -69,9 +69,10 @@ def number(
 
 
 def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
-    """Return a text of up to 64 KiB in UTF-8. If `raw` is None, return the default if there is one.
+    """Return a string of up to 64 KiB, decoded from UTF-8.
 
-    Raises InvalidValueError.
+    If `raw` is None, return the default if there is one.
+    Raises InvalidValueError for any other value.
     """
     if raw is None and default is not None:
         return default
@@ -105,7 +106,8 @@ def name(raw: bytes | None, key: str, field: str = "") -> str:
 def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
     """Return the ID of a stream entry, `ms-seq`.
 
-    If `raw` is None or empty, return the default if there is one. Raises InvalidValueError.
+    If `raw` is None or empty, return the default if there is one. Raises InvalidValueError for any
+    other value.
     """
     if not raw and default is not None:
         return default
@@ -126,7 +128,7 @@ def json_object(
 ) -> dict[str, Any]:
     """Return a JSON object of up to 1 MiB. If `raw` is None, return the default if there is one.
 
-    The values in the object are not checked. Raises InvalidValueError.
+    The values in the object are not checked. Raises InvalidValueError if `raw` is anything else.
     """
     if raw is None and default is not None:
         return default

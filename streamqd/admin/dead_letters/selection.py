@@ -81,7 +81,8 @@ class DeadLetterFields:
     def fields_for(self, view: type) -> dict[str, Any]:
         """Return the values with which a dataclass of a dead letter can be created.
 
-        `view` is the class. The result has those of the class's fields that Redis stores as well.
+        `view` is the class of the dataclass. The result maps the names of its fields to the values
+        in Redis, and omits fields that Redis does not store.
         """
         names = {field.name for field in fields(view)}
         texts = {name: self.text(_redis_name(name)) for name in _TEXTS if name in names}
@@ -89,7 +90,7 @@ class DeadLetterFields:
 
 
 def count_replays(entry: Entry) -> int:
-    """Return how often a dead letter's message was already replayed, by any kind of replay."""
+    """Return the number of earlier replays of a dead letter's message, of any kind of replay."""
     found = max(0, DeadLetterFields(entry.fields).number(b"replayCount") or 0)
     raw = entry.fields.get(b"headers", b"")
     if b"x-replays" not in raw and b"\\" not in raw:  # most dead letters, which need no JSON parser
