@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_DIGITS_MAX = 18  # maximum digits, as streamqd never writes a longer number
+_DIGITS_MAX = 18  # maximum number of digits, because streamqd never writes a longer number
 
 
-# All values of `reason`, which is the reason why a message was dead-lettered.
+# All values of `reason`, which states why a message was dead-lettered.
 REASONS = (
     "attempts",
     "crashes",

@@ -39,7 +39,7 @@ from streamqd.store.client import connect
 
 URL = "embedded:"
 
-_SOCKET_PATH_MAX = 107  # maximum bytes of a path in struct sockaddr_un
+_SOCKET_PATH_MAX = 107  # maximum number of bytes of a path in struct sockaddr_un
 _LOG_BYTES_MAX = 1 << 20
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1

@@ -23,7 +23,7 @@ class Wait(enum.IntEnum):
 
     NOTHING = 0
     BLOCKED = 1  # the oldest message failed, and must run again before all others
-    FULL = 2  # the oldest message failed, and must run again before any other
+    FULL = 2  # too many messages with held keys are in flight, so none is read
     OPEN = 3  # the circuit breaker is open, because a dependency is down
     PROBING = 4  # the circuit breaker is half open, so one message runs at a time
     FLOODED = 5  # the flood guard has paused the partition

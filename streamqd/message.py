@@ -29,14 +29,14 @@ LAST_ERROR_PLACE = b"lastErrorPlace"
 # The span of the last failed run, as a traceparent, to which the span of the next run links.
 LAST_RUN = b"lastRun"
 RUN_REFERENCE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # trace, span, flags
-HEADERS_MAX = 256  # maximum headers of one message
+HEADERS_MAX = 256  # maximum number of headers in one message
 REPLAY_OF = "x-replay-of"  # header that `pipeline replay` sets to the original message
 # Fields that a producer sets. They are trusted everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
 
 
-_DIGITS_MAX = 18  # maximum digits, as streamqd never writes a longer count
+_DIGITS_MAX = 18  # maximum number of digits, because streamqd never writes a longer count
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
@@ -223,7 +223,7 @@ class Message:
         """
         names = self._fields
         if len(names) < 3 or (EXPIRES_AT not in names and EXPIRES_AFTER not in names):
-            return None  # cheap check first, as this runs for every message
+            return None  # a cheap check comes first, because this runs for every message
         if self._delivery.assignment.reads_dead_letters:
             return None
         at, after = (self.fields.get(name, b"") for name in (EXPIRES_AT, EXPIRES_AFTER))

@@ -8,21 +8,19 @@ from typing import Any, NamedTuple
 TopicPartition = tuple[str, int]  # topic name and partition number
 RawEntry = list[Any]  # a stream entry as Redis returns it: [id, [name, value, …]]
 
-DLQ_SUFFIX = (
-    "@dlq"  # ends the names of groups that read dead letters; configured names never contain an @
-)
+DLQ_SUFFIX = "@dlq"  # suffix of groups that read dead letters; configured names never contain an @
 
-QUERY_PREFIX = "spark:"  # starts the names of groups that only record a Spark query's position
+QUERY_PREFIX = "spark:"  # prefix of groups that only record a Spark query's position
 
 # Commands that own an assignment for a short time use these names as its owner.
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
-LANES_MAX = 4096  # maximum coroutines that one worker runs at a time
-THREADS_MAX = 128  # maximum threads of one worker, each of which has its own stack
+LANES_MAX = 4096  # maximum number of coroutines that one worker runs at a time
+THREADS_MAX = 128  # maximum number of threads in one worker, each of which has its own stack
 
-# Maximum entries that one worker has in flight: 256 from each of its two streams, and the running
-# ones. Every table, list and argument for entries in flight has room for this number.
+# Maximum number of entries that one worker has in flight: 256 from each of its two streams, and the
+# running ones. Every table, list and argument for entries in flight has room for this number.
 FETCHED_MAX = 2 * 256
 ENTRIES_MAX = FETCHED_MAX + LANES_MAX
 

@@ -59,7 +59,7 @@ _tgkill = getattr(_libc, "tgkill", None)  # needs glibc 2.30 or later
 STACK_OF_THREAD = signal.SIGURG
 STACKS_OF_ALL = signal.SIGUSR2
 
-FAILURE_PREFIX = b"failed: "  # starts the message with which a child explains that it cannot start
+FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends if it cannot start
 FAILURE_BYTES_MAX = 2000
 STACK_BYTES = 64 * 1024  # limit for stacks that wait for `take_stack`
 MESSAGES_MAX = 64  # limit for reads from a dead child, whose own children may still send
@@ -358,7 +358,7 @@ class _Output(io.FileIO):
     """A standard stream whose writes never fail. Text that cannot be written is lost."""
 
     def write(self, data: Any, /) -> int:
-        written = None  # also after an error, or with a full non-blocking pipe
+        written = None  # stays None after an error, or if a non-blocking pipe is full
         with contextlib.suppress(OSError):
             written = super().write(data)
         return memoryview(data).nbytes if written is None else written
@@ -372,7 +372,7 @@ def _tolerate_closed_output() -> None:
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         if old is None:
-            continue  # was already closed when the daemon was started
+            continue  # the stream was already closed when the daemon was started
         # If PYTHONUNBUFFERED is set, as in the systemd unit, each `print` is written immediately.
         unbuffered = bool(getattr(old, "write_through", False))
         with contextlib.suppress(OSError):
@@ -397,7 +397,7 @@ def _write_stacks_to(descriptor: int) -> None:
     """
 
     def show_all(_number: int, _frame: object) -> None:
-        if threading.active_count() > 1:  # the main thread has written its own stack before
+        if threading.active_count() > 1:  # the main thread has already written its own stack
             faulthandler.dump_traceback(descriptor, all_threads=True)
 
     faulthandler.enable(descriptor)
@@ -449,7 +449,7 @@ def die_with_parent(parent_pid: int) -> None:
 def _call_on_parent_death(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
         if os.getppid() == parent_pid:
-            return  # sent by another process, to all processes of the daemon
+            return  # another process sent it to all processes of the daemon
         try:
             on_parent_death()
         finally:

@@ -23,7 +23,7 @@ HIDING_JOINERS = (
 )
 HIDDEN = re.compile(f"[{INVISIBLE}]|{HIDING_JOINERS}")
 
-PARTITIONS_SHOWN = 12  # maximum ranges of partition numbers in one sentence
+PARTITIONS_SHOWN = 12  # maximum number of ranges of partition numbers in one sentence
 
 
 def spans(numbers: Iterable[int]) -> str:
