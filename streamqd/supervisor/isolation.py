@@ -48,7 +48,7 @@ class Isolation:
         # pause ends.
         self._failed: dict[Assignment, tuple[int, float]] = {}
         # The pauses that must still be set, each with its end and the error that caused it. An
-        # entry stays here if setting the pause has failed, too.
+        # entry stays here as long as setting the pause fails.
         self._pending_pauses: dict[Assignment, tuple[float, str]] = {}
 
     def run(
@@ -97,7 +97,7 @@ class Isolation:
         errors, pauses_until = self._failed.get(assignment, (0, 0.0))
         problem = f"{type(error).__name__}: {error}"
         if now < pauses_until:
-            # The assignment is already paused, but now its release has failed, too. Keep the end of
+            # The assignment is already paused, but now its release has also failed. Keep the end of
             # the pause. The lease expires if it cannot be released.
             self._pending_pauses[assignment] = pauses_until, problem
             self._pause(assignment)

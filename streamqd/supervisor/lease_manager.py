@@ -79,7 +79,7 @@ class LeaseManager:
         self.has_changes = (
             False  # True if the last round trip changed a state and may require an action
         )
-        self.must_check_topics = False  # True after a fence was missing, because topics may be, too
+        self.must_check_topics = False  # True after a fence was missing, as topics may also be
         self._view_is_new = False  # True until `take_view` has returned `view`
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # unsent commands that wake the fleet
@@ -391,7 +391,7 @@ class LeaseManager:
         for assignment in expired:
             views[assignment] = views[assignment]._replace(leased=False)
         # If an assignment has a token but no owner in the view, its owner was this instance or an
-        # earlier run of it. No process of that owner is left, so its token counts as dead, too.
+        # earlier run of it. No process of that owner is left, so its token also counts as dead.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
         self._view_is_new = self.has_changes = True

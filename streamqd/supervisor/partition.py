@@ -287,8 +287,8 @@ class AssignmentState:
         if resumed is not None:
             new_token = secrets.token_hex(16)
             self.step = Refencing(new_token, resumed.done, resumed=resumed)
-            # The acquire has already judged the running messages by their mark in the fence, so the
-            # refence must not charge them again.
+            # The acquire has already charged or accused the running messages that were marked, so
+            # the refence must not charge them again.
             self.slot.restore(resumed.done, [])
             self.slot.note_lease(self.lease, new_token)
             return "acquired"
@@ -394,7 +394,7 @@ class AssignmentState:
         return Blame(not unexpected, crashed, suspects, charged)
 
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
-        """Record the suspects, which the next process runs in rounds to find the culprit.
+        """Record the suspects, which the next process runs in rounds to find the cause.
 
         `idle` is true if no message was running, and the exit was not a reported boot failure.
         """
@@ -530,7 +530,7 @@ class AssignmentState:
         acknowledged or charged, and there is none if the lease is lost.
         """
         if not isinstance(self.step, HeldLease):
-            return  # the lease was lost while the process was running, so its token is worthless
+            return  # the lease was lost in the meantime, so its token can settle nothing
         if expected and exit_.code == ExitCode.FENCED:
             self.become_free()
             return

@@ -238,7 +238,7 @@ class ConcurrentExecutor:
     def start(self, *, held: bool = True) -> None:
         """Start a ready entry in each free lane.
 
-        If `held` is true, held entries that are due are started, too.
+        If `held` is true, this includes held entries that are due.
         """
         if self._ack_each and self._settler.since_ns:
             self._settler.flush()  # settle each finished run before its lane starts another
@@ -389,7 +389,7 @@ class ConcurrentExecutor:
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
         # All runs have the same limit. So if the supervisor found that one run exceeds it, all runs
-        # that started before that run exceed it, too.
+        # that started before that run also exceed it.
         limit, last = self._context.limit, self._slot.soft_kill_seq
         for entry in list(self._running):
             if entry.sequence <= last and not entry.interrupted:
@@ -405,8 +405,8 @@ class ConcurrentExecutor:
 
         Handlers can only be running if the process exits because of an error in the worker itself.
         Their entries are marked as not started, so that the exit is not charged to them. An entry
-        whose verdict is being determined stays RUNNING. This runs user code that inspects the
-        error, which may have caused the exit.
+        whose verdict is being determined stays RUNNING, because the user's code that inspects its
+        error may have caused the exit.
         """
         if not self._running:
             self._lanes.close()

@@ -2,7 +2,7 @@
 
 The supervisor stores its command in the worker's slot of the scoreboard, and the worker reads it
 before every message. The control socket only wakes a worker that is waiting. If the socket is
-closed at the other end, the supervisor has exited, and the worker exits, too.
+closed at the other end, the supervisor has exited, so the worker also exits.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ControlChannel:
         self.check(unstarted)
 
     def await_trust(self) -> int:
-        """Wait until the supervisor has renewed the lease, and return the time then (`now_ns`).
+        """Wait until the supervisor has renewed the lease. Return the time after that (`now_ns`).
 
         Before the wait, finished messages are settled, because another worker may own the
         assignment by the end of the wait. Raises Stop if the supervisor commands it.

@@ -34,7 +34,7 @@ class Gate(Protocol):
         """True while only one message may run at a time."""
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until this many runs may start, and return the time then.
+        """Wait until this many runs may start, and return the time after the wait.
 
         No handler is running during the wait. Raises Stop if the supervisor commands it, and the
         errors of `Settler.flush`, because verdicts may be settled before the wait.
@@ -96,7 +96,7 @@ class Gates:
         return now if self._is_trusted(now) else self._channel.await_trust()
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until the lease can be trusted and every gate is open. Return the time then.
+        """Wait until the lease can be trusted and all gates are open. Return the time after that.
 
         Raises Stop, or the errors of `Settler.flush`.
         """
@@ -108,7 +108,7 @@ class Gates:
                 return now
 
     def await_start(self, now: int, runs: int = 1) -> int:
-        """Wait as `await_open` does, record that this many runs start, and return the time then."""
+        """Wait as `await_open` does, and record that this many runs start now. Return the time."""
         now = self.await_open(now, runs)
         for gate in self._gates:
             gate.note_start(now, runs)

@@ -85,8 +85,8 @@ class Guards:
         if of_message or (
             self._breaker_errors and self._breaker_errors.isdisjoint(outcome.lineage)
         ):
-            # The message itself has caused this failure, so it does not show that a dependency is
-            # failing.
+            # Either the message itself has caused this failure, or the breaker does not list its
+            # error. So the failure does not show that a dependency is failing.
             return False
         now, unix = _now(), self._clock.time()
         forgiven = None
@@ -243,8 +243,8 @@ class Guards:
             else:
                 with contextlib.suppress(RedisResponseError):
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
-        # The supervisor reads the pause with its next heartbeat and then commands it, too. Until
-        # then, or if the supervisor cannot read the directive, this loop makes the worker wait.
+        # The supervisor reads the pause with its next heartbeat, and then commands the worker to
+        # pause. Until then, or if it cannot read the directive, this loop makes the worker wait.
         key = keys.directives(self._fleet)
         while self._paused and link.execute("HEXISTS", key, name):
             self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)

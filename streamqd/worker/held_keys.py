@@ -177,9 +177,9 @@ class HeldKeys:
     # --- before a run ---
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """Return how many of the new messages, counted from index `start`, may run in a row.
+        """Return how many of the new messages may run one after another, starting at `start`.
 
-        The first message whose key is held ends the row.
+        The first message whose key is held must wait, and so must the messages after it.
         """
         blocker = self._blocker
         if blocker.keys:
@@ -247,7 +247,7 @@ class HeldKeys:
         return True
 
     def reschedule(self, key: bytes | None) -> None:
-        """After messages of a due key have run, make the key due again, or release it if empty."""
+        """After messages of a due key have run, make it due again, or release it if it is empty."""
         self._blocker.reschedule(key, now_ns())
         self._report()
         self._quarantine.clear_mark_if_idle()

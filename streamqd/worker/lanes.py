@@ -87,7 +87,7 @@ class RunEnds:
 
 
 class Lanes(Protocol):
-    """Run the handler for several entries at a time, and report finished runs to `ends`."""
+    """Runs the handler for several entries at a time, and reports finished runs to `ends`."""
 
     @property
     def ends(self) -> RunEnds: ...

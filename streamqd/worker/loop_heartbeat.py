@@ -38,7 +38,7 @@ class LoopHeartbeat:
             self._loop.call_soon_threadsafe(self._turn)
 
     def close(self) -> None:
-        """Stop the heartbeat, and write to the slot no more."""
+        """Stop the heartbeat. After this call, nothing is written to the slot."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.loop_heartbeat_ns = 0

@@ -167,7 +167,7 @@ class Quarantine:
     def _begin(self, *places: bytes) -> None:
         """Wait until nothing delays a round, then take a turn and mark the round.
 
-        The table shows the mark in Redis, and if the worker has a turn, in each state of the loop:
+        For each state of the loop, the table shows the mark in Redis and if the worker has a turn:
 
         | State                                 | Mark       | Turn | Next step            |
         | a condition delays the round          | no message | no   | wait, then try again |

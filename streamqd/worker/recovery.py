@@ -134,7 +134,7 @@ class Recovery:
         missing = len(self._suspects)
         for pending in self._pages():
             # If any entry is accused, it is still unknown which message caused an earlier loss of a
-            # host. So all entries that have been pending since then are suspects, too.
+            # host. So all entries that have been pending since then are also suspects.
             if self._quarantine.is_open and (self._quarantine.accused or not self._complete):
                 return True  # leave all entries to `_run_others`, which marks each of them
             found = [entry for entry in pending if entry.place in self._suspects]

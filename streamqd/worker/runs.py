@@ -68,7 +68,7 @@ class InPlace(Protocol):
     """Runs a failed message again in its place, before the messages that must not overtake it."""
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """Return how many of the new messages, counted from index `start`, may run in a row."""
+        """Return how many of the new messages may run one after another, starting at `start`."""
 
     def may_run(self, entry: FetchedEntry) -> bool:
         """Return True if an entry may run now. This may wait until the entry is due.
@@ -227,7 +227,7 @@ class SingleRunner:
         """Run the handler for messages. `first` is the index of the first one in the batch.
 
         Return the number of messages that have run. If a message fails and waits in its place, stop
-        after it, because the others may have to wait, too. `entry` is set only for a single
+        after it, because the others may also have to wait. `entry` is set only for a single
         message. This is the hot path, so values that all messages share are looked up only once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace

@@ -256,8 +256,8 @@ class Settler:
     def flush_last(self) -> None:
         """Settle everything before the worker exits, including entries that Redis has refused.
 
-        If the connection is lost, try a second time on a new one, because the next owner would run
-        messages whose failure is not settled again. Raises the errors of `flush`.
+        If the connection is lost, try a second time on a new one. The next owner runs a failed
+        message again if its failure is not settled. Raises the errors of `flush`.
         """
         self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
@@ -445,8 +445,8 @@ class Settler:
             self.since_ns = 0
 
     def _observe_ack(self, now: int, count: int) -> None:
-        # Count all entries with the wait of the oldest one, so that the clock is read only once per
-        # batch. So the histogram shows upper bounds of the waits.
+        # Count all entries with the wait of the oldest one, because the clock is read only once per
+        # batch. The histogram shows upper bounds for this reason.
         waited = max(0, now - self.since_ns) if self.since_ns else 0
         histogram = self.slot.ack_histogram
         histogram[min((waited >> 10).bit_length(), len(BUCKETS))] += count
@@ -478,6 +478,6 @@ def _batches(items: list[FailedEntry]) -> list[_Batch]:
 
 
 def _are_adjacent(items: list[FailedEntry]) -> bool:
-    """Return True if the entries were read in a row, so that they are adjacent in their stream."""
+    """Return True if the entries were read one after another, so they are adjacent in Redis."""
     first = items[0].number
     return first > 0 and all(item.number == at for at, item in enumerate(items, first))

@@ -51,7 +51,7 @@ class RateLimiter:
         return self._rate.burst
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until this many runs may start, and return the time then.
+        """Wait until this many runs may start, and return the time after the wait.
 
         The caller must start the runs immediately and pass this time to `note_start`, because the
         next runs are delayed from that time on.

@@ -67,7 +67,7 @@ class Turns:
             self.publish()
 
     def follow_command(self) -> None:
-        """If the supervisor commands a stop or a pause, wait for the active runs and obey.
+        """If the supervisor commands a stop or a pause, wait for the active runs and follow it.
 
         Raises Stop. After a pause, raises Reconnect if a long poll was waiting, because the long
         poll had to be abandoned.

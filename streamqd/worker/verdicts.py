@@ -100,7 +100,7 @@ class Verdicts:
     # --- without a run ---
 
     def skip_expired(self, entry: FetchedEntry) -> bool:
-        """If a message has expired, acknowledge it without a run. Otherwise, return False."""
+        """If a message has expired, acknowledge it without a run and return True."""
         message = entry.message
         expires_at = message.expires_at
         if expires_at is None or self._clock.time() < expires_at:
@@ -125,10 +125,9 @@ class Verdicts:
         self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
     def dead_letter_unrunnable(self, entry: FetchedEntry, context: bytes) -> bool:
-        """If a message is too large or has crashed too often, dead-letter it without a run.
+        """If a message is too large or has crashed too often, dead-letter it and return True.
 
-        Otherwise, return False. `context` is the JSON with which the supervisor has recorded the
-        last crash.
+        `context` is the JSON in which the supervisor has recorded the last crash.
         """
         if self.dead_letter_oversized(entry):
             return True
@@ -145,7 +144,7 @@ class Verdicts:
         return True
 
     def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
-        """If a message is larger than producers may write, dead-letter it, or else return False."""
+        """If a message is larger than producers may write, dead-letter it and return True."""
         text = dead_letters.find_oversize(entry.message, self._bytes_max)
         if not text or self._delivery.assignment.reads_dead_letters:
             return False

@@ -143,7 +143,7 @@ class WorkerLoop:
         self.link.close()
         if isinstance(error, SilentConnectionError):
             # Connections usually fail together. So also replace the one for settling, instead of
-            # finding out a second later that it is dead, too. No reply is outstanding on it.
+            # finding out a second later that it is dead. No reply is outstanding on it.
             self.settler.link.close()
         first, longest = RECONNECT_SECONDS
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
