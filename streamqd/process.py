@@ -61,8 +61,8 @@ STACKS_OF_ALL = signal.SIGUSR2
 
 FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends if it cannot start
 FAILURE_BYTES_MAX = 2000
-STACK_BYTES = 64 * 1024  # limit for stacks that wait for `take_stack`
-MESSAGES_MAX = 64  # limit for reads from a dead child, whose own children may still send
+STACK_BYTES = 64 * 1024  # maximum size of a child's stacks until `take_stack` reads them
+MESSAGES_MAX = 64  # maximum messages read from a dead child, as its own children may still send
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Child:
         They count as complete if they have not grown since the previous call.
         """
         before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
-        # If the stacks are still growing, they are incomplete and left for the next call.
+        # If the stacks are still growing, they are incomplete, so leave them for the next call.
         return self.take_stack() if before == self.stack_seen > 0 else ""
 
     def take_stack(self) -> str:
@@ -264,8 +264,8 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
-    # Both the parent and the child set the process group. Whichever of them runs first, a later
-    # killpg can then not reach the supervisor.
+    # Both the parent and the child set the process group. As a result, a later killpg cannot reach
+    # the supervisor, whichever of them runs first.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     parent_end.setblocking(False)

@@ -327,7 +327,7 @@ def begin(
 
     with _open_connection(settings) as link:
         try:
-            # If there are other problems, the start fails in any case, so it does not wait for the
+            # If there are other problems, the start fails in any case, so do not wait for the
             # server.
             servers = ask_servers(link, 0.0 if problems else patience, interrupted, waits)
             refused, warnings = check_servers(servers, settings)
@@ -424,7 +424,7 @@ class InstanceLock:
                 if alive or time.monotonic() > deadline:
                     file.close()
                     return int(holder) if holder.isdigit() else 0
-                # The previous supervisor is dead, and its children will exit in a moment.
+                # The previous supervisor is dead, and its children are about to exit.
                 time.sleep(0.02)
         file.seek(0)
         file.truncate()

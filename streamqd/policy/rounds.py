@@ -53,6 +53,6 @@ def next_round(largest: Sequence[int]) -> int:
     for count, each in enumerate(largest):
         most = min(most, each)
         if count >= most:
-            # With this suspect, the round would be too large, for it or for one of the others.
+            # With this suspect, the round would exceed the limit of this or an earlier suspect.
             return count
     return len(largest)

@@ -29,7 +29,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 VERSION = 1
-# Maximum number of directives. It is limited because instances read all with each heartbeat.
+# Maximum number of directives, because every instance reads all of them with each heartbeat.
 DIRECTIVES_MAX = 256
 WHY_MAX = 200  # maximum number of characters in a reason
 TIME_END = 1 << 52  # times from here on (unix ms) are invalid, and `control_change` ignores them

@@ -130,8 +130,8 @@ class Fetcher:
 
         `polled` must be True if the round started with a long poll.
         """
-        # There is one reply each to the long poll, MULTI, each queued command, EXEC, WATCH and
-        # HGET.
+        # The server sends one reply each to the long poll (if any), MULTI, each queued command,
+        # EXEC, WATCH and HGET.
         replies = self._receive(polled + 2 + self._pending_acks + 3)
         executed, owned = replies[-3], self._owns_fence(*replies[-2:])
         if not isinstance(executed, list):

@@ -14,7 +14,7 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-AT_ONCE_MAX = 1_000  # largest number of pending entries that a single call removes together
+AT_ONCE_MAX = 1_000  # maximum number of pending entries that are all removed by a single call
 PART_MAX = 250  # number of pending entries that each call removes if there are more than that
 KEPT_SECONDS = 15.0  # how long the lease keeps other owners away until the next call
 
