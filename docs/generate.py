@@ -469,8 +469,8 @@ The table uses these terms:
   is an entry of the group's retry stream.
 - *Packed fields* are all fields of an entry, encoded as one MessagePack string.
 
-All times are Unix milliseconds by the Redis clock. If a cell is too short to describe a key, for
-example all fields of a hash, the list after the table continues the description.
+All times are Unix milliseconds by the Redis clock. Descriptions that do
+not fit in a cell, such as the fields of a hash, continue in the list after the table.
 """,
         _table_and_details(
             ("Key", "Type", "Contents"), ((f"`{key}`", *rest) for key, *rest in sorted(rows))

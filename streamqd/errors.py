@@ -116,8 +116,8 @@ class BatchOutcomeUnknownError(OutcomeUnknownError):
     """The connection was lost in the middle of `send_many`.
 
     `ids` contains the uids of the confirmed messages, in the order of the items. An element is None
-    if Redis rejected the message. `unknown` is the number of items after these that may have been
-    written. Later items were not sent.
+    if Redis rejected the message. `unknown` is the number of items that follow the confirmed
+    ones and may or may not have been written. Items after those were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None], unknown: int) -> None:

@@ -1,6 +1,6 @@
 """Prepares the memory and the environment that forked children inherit from the supervisor.
 
-Parent and child share a memory page until either of them writes to it. In Python, even reading an
+Parent and child share a memory page until one process writes to it. In Python, even reading an
 object writes to its page, because the reference count is stored there. Good preparation before the
 fork therefore reduces the memory that each child uses.
 """

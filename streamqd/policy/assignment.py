@@ -3,7 +3,7 @@
 This module is responsible only for fairness. The fence prevents two members from working on the
 same assignment, whatever this module decides.
 
-The result has these properties. If two of them conflict, the earlier one takes precedence:
+The result has these properties. If two conflict, the earlier one takes precedence:
 
 1. An assignment goes to a member that offers its (topic, group) and has room within its cap. If
    there is none, it goes to no member.
@@ -19,7 +19,7 @@ called again with the result as owners, it moves nothing. As a consequence, no a
 in order to spread a (topic, group) more evenly.
 
 To be fast, the algorithm first computes only the number of assignments per member and (topic,
-group). It deals out the assignments themselves at the end, because there are many more of them.
+group). It deals out the assignments themselves at the end, because there are many more.
 """
 
 from __future__ import annotations

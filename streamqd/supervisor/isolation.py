@@ -76,7 +76,7 @@ class Isolation:
         *args: P.args,
         **named: P.kwargs,
     ) -> None:
-        """Run a function for each of these assignments, even if it fails for some of them."""
+        """Run a function for each given assignment, even if some calls fail."""
         for partition in partitions:
             self.run(partition.assignment, do, partition, *args, **named)
 

@@ -187,9 +187,9 @@ class Reload:
 
 
 def _keep_fixed(new: Settings, old: Settings) -> Settings:
-    """Return the new settings, but with the old values of those that only a restart can change.
+    """Return the new settings, but with the old values where only a restart can change them.
 
-    If any of them differ, this is logged.
+    If any differ, this is logged.
     """
     changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
     fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}

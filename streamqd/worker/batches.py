@@ -1,7 +1,7 @@
 """Run batches: one call of the handler gets many messages, each of which is settled separately.
 
-While a batch is running, all its entries are RUNNING. If the process crashes, any of them may be
-the cause, so all of them become suspects, and the crash is charged to none. The next process runs
+While a batch is running, all its entries are RUNNING. If the process crashes, any entry may be
+the cause, so all become suspects, and the crash is charged to none. The next process runs
 them in smaller batches to find the cause (`policy/rounds.py`).
 """
 
@@ -70,7 +70,7 @@ class BatchRunner:
         _first: int,
         _retried: bool,
     ) -> int:
-        """Return 0 without running any message, because `handle` must collect each of them."""
+        """Return 0 without running any message, because `handle` must collect each message."""
         return 0
 
     def drop_collected(self) -> None:

@@ -252,9 +252,9 @@ class Recovery:
         return message
 
     def _run_marked(self, entries: list[FetchedEntry]) -> None:
-        """Run entries under one mark that lists all of them, while no other message is running.
+        """Run entries under one mark that lists them all, while no other message is running.
 
-        The turn lasts as long as one of them is running. If a gate delays the others so that none
+        The turn lasts as long as any is running. If a gate delays the others so that none
         is running, the remaining entries get a new turn and a new mark.
         """
         executor, states = self._executor, self._slot.states

@@ -21,7 +21,7 @@ TEXT = """\
 # Cost by size
 
 This page answers two questions of capacity planning. How much CPU time does each additional
-*assignment* cost, that is, each partition of a topic that is handled for a group? And do stored
+*assignment* cost, where an assignment is one partition handled for one group? And do stored
 messages cost CPU time while they wait? `make bench NAME=growth` starts a real daemon on a private
 server for each measurement. It reports the CPU time of all processes and of the server, first while
 they are idle for {seconds:g} seconds, and then while they handle a backlog.

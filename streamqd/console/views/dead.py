@@ -93,7 +93,7 @@ def show_topics(visit: Visit) -> Context:
 
 
 def show(visit: Visit) -> Context:
-    """Return the causes of a topic's dead letters, and a page of those that match the filter.
+    """Return the causes of a topic's dead letters, and the page that the filter selects.
 
     The causes are counted only on the first page, among the newest dead letters. `examine` limits
     how many of them are read.

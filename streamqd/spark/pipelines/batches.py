@@ -21,7 +21,7 @@ class BatchRange(NamedTuple):
     """The part of a batch that comes from one partition.
 
     It starts at `begin` and ends at `target`, or after `limit` entries if a limit is set. Each span
-    in `spans` is read by one task. There are no spans if there are no entries to read.
+    in `spans` is read by one task. Without entries to read, `spans` is empty.
     """
 
     place: TopicPartition
@@ -85,7 +85,7 @@ def plan(
             cut = offsets.split(span, count, facts[place].first) if count > 1 else [span]
             planned.append(each._replace(spans=tuple(cut)))
         elif place in shares:
-            # The number of entries in the whole span does not apply, as only a part of it will be
+            # The number of entries in the whole span does not apply, as only a part will be
             # read.
             one = span._replace(rows=None)
             planned.append(each._replace(spans=(one,), limit=shares[place]))

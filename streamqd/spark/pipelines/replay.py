@@ -60,7 +60,7 @@ class ReplaySummary:
     first: str | None
     last: str | None
     dry_run: bool
-    sent: int = 0  # messages sent, fewer than `rows` if an earlier replay sent some of them
+    sent: int = 0  # messages sent, fewer than `rows` if an earlier replay sent some
     seconds: float = 0.0
 
 
@@ -206,7 +206,7 @@ def _is_replay() -> SparkColumn:
 def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
     """Send rows, and return the number of messages that were not already sent.
 
-    If a rate is set, a single task sends all rows, so that the rate applies to all of them
+    If a rate is set, a single task sends all rows, so that the rate applies to all
     together.
     """
     from streamqd.spark.sink import append
