@@ -154,7 +154,7 @@ def test_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
         assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("name", ["members", "info", "orders"])
+@pytest.mark.parametrize("name", ["members", "info", "directives"])
 @pytest.mark.parametrize(("command", "found"), [("SET", "a string"), ("SADD", "a set")])
 def test_start_names_a_fleet_key_of_a_wrong_type(
     new_daemon: Make, name: str, command: str, found: str

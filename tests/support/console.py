@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import re
 import signal
@@ -160,8 +161,13 @@ class CommandRates(NamedTuple):
     per_second: float
 
     def ratio(self, other: CommandRates) -> float:
-        """Return the ratio of these rates to another pair. Of both ratios, the lower one counts."""
-        return min(mine / theirs for mine, theirs in zip(self, other, strict=True))
+        """Return the ratio of these rates to another pair. Of both ratios, the lower one counts.
+
+        On a busy machine, most events can repeat an older snapshot. The median event then has no
+        commands, so only the other rate counts.
+        """
+        pairs = zip(self, other, strict=True)
+        return min(mine / theirs if theirs else math.inf for mine, theirs in pairs)
 
 
 def command_rates(
