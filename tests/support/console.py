@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import math
 import os
 import re
 import signal
@@ -161,13 +160,8 @@ class CommandRates(NamedTuple):
     per_second: float
 
     def ratio(self, other: CommandRates) -> float:
-        """Return the ratio of these rates to another pair. Of both ratios, the lower one counts.
-
-        On a busy machine, most events can repeat an older snapshot. The median event then has no
-        commands, so only the other rate counts.
-        """
-        pairs = zip(self, other, strict=True)
-        return min(mine / theirs if theirs else math.inf for mine, theirs in pairs)
+        """Return the ratio of these rates to another pair. Of both ratios, the lower one counts."""
+        return min(mine / theirs for mine, theirs in zip(self, other, strict=True))
 
 
 def command_rates(
@@ -189,7 +183,8 @@ def command_rates(
         per_second = (sent[-1] - sent[0]) / (time.monotonic() - since)
         pairs = list(zip(readers, goals, strict=True))
         wait_until(lambda: all(each.parts >= goal for each, goal in pairs), timeout=120)
-        return CommandRates(statistics.median(per_event), per_second)
+        # On a busy machine, most events can repeat an older snapshot, and cost no commands.
+        return CommandRates(statistics.median(each for each in per_event if each), per_second)
     finally:
         for each in readers:
             each.close()

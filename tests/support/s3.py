@@ -1,7 +1,7 @@
 """An S3 server for tests: moto in its own process, which misbehaves on demand.
 
     with BucketServer() as store:
-        store.fail("PUT", "_delta_log/", Trouble.LOST_REPLY)
+        store.fail("PUT", "_delta_log/", StoreFault.LOST_REPLY)
         Archive("s3://bucket/archive", create=True, options=store.options)
 
 It accepts only `KEY` as the access key, so that a test shows where the credentials came from. It
