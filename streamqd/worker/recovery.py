@@ -59,8 +59,10 @@ class Recovery:
         self._settler.flush()
         self._context.clock.read(self._reader.link)
         self._reader.session = secrets.token_hex(8)
-        opened = self._run_suspects() if self._suspects or self._complete else False
-        self._run_others(opened=opened)
+        suspected = bool(self._suspects or self._complete)
+        if suspected:
+            self._run_suspects()  # also opens the session
+        self._run_others(opened=suspected)
         self._quarantine.end()
         self._suspects, self._complete = {}, False
         self._slot.suspects_left = 0
@@ -125,18 +127,15 @@ class Recovery:
             ready, most = self._run_rounds(ready, most)
         self._run_rounds(ready, most, last=True)
 
-    def _run_suspects(self) -> bool:
-        """Run the messages that may have crashed earlier processes, in rounds.
-
-        Always return True, because listing the first page has opened the session.
-        """
+    def _run_suspects(self) -> None:
+        """Run the messages that may have crashed earlier processes, in rounds."""
         ready: list[messages.PendingEntry] = []
         missing = len(self._suspects)
         for pending in self._pages():
             # If any entry is accused, it is still unknown which message caused an earlier loss of a
             # host. So all entries that have been pending since then are also suspects.
             if self._quarantine.is_open and (self._quarantine.accused or not self._complete):
-                return True  # leave all entries to `_run_others`, which marks each of them
+                return  # leave all entries to `_run_others`, which marks each of them
             found = [entry for entry in pending if entry.place in self._suspects]
             missing -= len(found)
             ready, _ = self._run_rounds([*ready, *found])
@@ -144,7 +143,6 @@ class Recovery:
                 break  # `_run_others` lists the other pages
         self._run_rounds(ready, last=True)
         self._quarantine.end()
-        return True
 
     def _run_rounds(
         self, ready: list[messages.PendingEntry], most: int = 0, *, last: bool = False
