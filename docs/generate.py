@@ -612,7 +612,7 @@ def _help_text(text: str) -> str:
 
 
 def _option_names(option: click.Option) -> str:
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    names = _as_code((*option.opts, *option.secondary_opts))
     if option.is_flag:
         return names
     if isinstance(option.type, click.Choice):
